@@ -1,0 +1,261 @@
+"""Named scheduling cases: capacity at the edge, two prompts that fill the pool, stalls, replays after preemption."""
+
+from __future__ import annotations
+
+import pytest
+from hash_model import HashModel, generate
+
+from chunkattn.scheduler import Request, Scheduler, SchedulerConfig, Status, slots_needed
+
+
+class Run:
+    """A scheduler over the hash model that keeps every batch."""
+
+    def __init__(
+        self, *, budget: int | None, seqs: int = 4, page: int = 16, pages: int = 64, **options: int
+    ) -> None:
+        config = SchedulerConfig(
+            token_budget=budget, max_num_seqs=seqs, page_size=page, num_pages=pages, **options
+        )
+        self.scheduler = Scheduler(config)
+        self.model = HashModel(pages, page)
+        self.batches = []
+
+    def add(self, name: str, prompt_len: int, max_tokens: int) -> Request:
+        request = Request(name, [(i * 7 + len(name)) % 50 for i in range(prompt_len)], max_tokens)
+        self.scheduler.add_request(request)
+        return request
+
+    def step(self) -> list[tuple[str, int, bool, bool]]:
+        batch = self.scheduler.schedule()
+        self.batches.append(batch)
+        self.scheduler.update(batch, self.model(batch))
+        return [(c.request.request_id, c.num_tokens, c.is_decode, c.samples) for c in batch.chunks]
+
+    def drain(self) -> list[list[tuple[str, int, bool, bool]]]:
+        steps = []
+        while self.scheduler.has_work:
+            steps.append(self.step())
+            assert len(steps) < 1000
+        return steps
+
+
+def expected(request: Request) -> list[int]:
+    return generate(list(request.prompt_token_ids), request.max_tokens, request.eos_token_ids)
+
+
+@pytest.mark.parametrize("prompt_len", [47, 48, 49, 63])
+def test_request_that_fills_the_pool_finishes(prompt_len: int) -> None:
+    run = Run(budget=16, page=16, pages=4)
+    large, small = run.add("large", prompt_len, 2), run.add("small", 8, 2)
+    run.drain()
+    assert large.output_token_ids == expected(large)
+    assert small.output_token_ids == expected(small)
+
+
+@pytest.mark.parametrize("prompt_len", [64, 65])
+def test_request_beyond_the_pool_is_refused_and_blocks_nobody(prompt_len: int) -> None:
+    run = Run(budget=16, page=16, pages=4)
+    with pytest.raises(ValueError, match=r"at most 64 KV slots .* got 6[45] prompt tokens .*can never fit"):
+        run.add("large", prompt_len, 2)
+    small = run.add("small", 8, 2)
+    run.drain()
+    assert small.output_token_ids == expected(small)
+
+
+def test_two_prompts_larger_than_the_pool_together_finish_one_after_the_other() -> None:
+    run = Run(budget=16, page=16, pages=6)
+    first, second = run.add("first", 64, 1), run.add("second", 64, 1)
+    steps = run.drain()
+    assert len(steps) == 8
+    assert first.num_preemptions == second.num_preemptions == 0
+    assert len(run.scheduler.pool) == 6
+
+
+def test_prompt_is_cut_into_equal_chunks() -> None:
+    run = Run(budget=5)
+    run.add("a", 20, 1)
+    assert [step[0][1] for step in run.drain()] == [5, 5, 5, 5]
+
+
+def test_decode_never_waits_for_a_long_prompt() -> None:
+    run = Run(budget=32, seqs=8)
+    chat = run.add("chat", 4, 40)
+    run.step()
+    long = run.add("long", 600, 1)
+    steps = run.drain()
+    assert all(("chat", 1, True, True) in step for step in steps[:20])
+    assert long.output_token_ids == expected(long)
+    # 31 tokens a step beside the decode.
+    assert [n for step in steps for name, n, _, _ in step if name == "long"] == [31] * 19 + [11]
+    assert chat.output_token_ids == expected(chat)
+
+
+def test_two_prompts_share_the_budget() -> None:
+    run = Run(budget=32)
+    run.add("a", 40, 1)
+    run.add("bb", 40, 1)
+    assert [[(name, n) for name, n, _, _ in step] for step in run.drain()] == [
+        [("a", 32)],
+        [("a", 8), ("bb", 24)],
+        [("bb", 16)],
+    ]
+
+
+def test_without_a_budget_prompts_run_whole_beside_decodes() -> None:
+    run = Run(budget=None, pages=100)
+    run.add("chat", 4, 3)
+    run.step()
+    run.add("long", 600, 2)
+    assert run.step() == [("chat", 1, True, True), ("long", 600, False, True)]
+
+
+def test_cut_chunks_end_at_the_alignment_unless_that_is_nothing() -> None:
+    run = Run(budget=10, chunk_alignment=8)
+    run.add("a", 30, 1)
+    assert [step[0][1] for step in run.drain()] == [8, 8, 8, 6]
+    run = Run(budget=5, chunk_alignment=8)
+    run.add("a", 12, 1)
+    assert [step[0][1] for step in run.drain()] == [5, 3, 4]
+
+
+def test_replay_after_preemption_is_a_prefill_with_one_sample() -> None:
+    # Both grow in lockstep; the fourth page of the earlier one is the last of the pool, so the later one is out at
+    # 3 + 10 tokens.
+    run = Run(budget=4, seqs=2, page=4, pages=7)
+    early, late = run.add("early", 3, 13), run.add("late", 3, 12)
+    while late.status is not Status.PREEMPTED:
+        run.step()
+    assert len(late.output_token_ids) == 10
+    while early.status is Status.RUNNING:
+        run.step()
+    steps = run.drain()
+    assert steps[:4] == [
+        [("late", 4, False, False)],
+        [("late", 4, False, False)],
+        [("late", 4, False, False)],
+        [("late", 1, False, True)],
+    ]
+    assert late.num_preemptions == 1
+    assert late.output_token_ids == expected(late)
+    assert len(late.output_token_ids) == 12
+
+
+def test_one_token_chunk_at_the_end_of_a_prompt_is_a_prefill() -> None:
+    run = Run(budget=8)
+    run.add("chat", 2, 5)
+    run.step()
+    run.add("long", 8, 1)
+    assert run.step() == [("chat", 1, True, True), ("long", 7, False, False)]
+    assert run.step() == [("chat", 1, True, True), ("long", 1, False, True)]
+
+
+def test_watermark_keeps_pages_free_only_while_others_run() -> None:
+    run = Run(budget=16, page=4, pages=8, watermark=0.5)
+    run.add("all of it", 32, 1)
+    run.drain()
+    run.add("half", 12, 3)
+    run.add("other", 8, 1)
+    assert [name for name, *_ in run.step()] == ["half"]
+    assert [[name for name, *_ in step] for step in run.drain()] == [["half"], ["half"], ["other"]]
+
+
+@pytest.mark.parametrize("when", ["before", "in flight", "after"])
+def test_abort_gives_back_pages_and_emits_nothing(when: str) -> None:
+    run = Run(budget=16)
+    request = run.add("a", 40, 4)
+    run.step()
+    if when == "before":
+        run.scheduler.abort("a")
+    else:
+        run.step()
+        batch = run.scheduler.schedule()
+        if when == "in flight":
+            run.scheduler.abort("a")
+            result = run.model(batch)  # the step runs on with the pages it was given
+        else:
+            result = run.model(batch)
+            run.scheduler.abort("a")
+        assert run.scheduler.update(batch, result) == []
+    assert request.status is Status.FINISHED_ABORTED
+    assert request.output_token_ids == []
+    assert len(run.scheduler.pool) == 64
+    assert not run.scheduler.has_work
+    run.scheduler.abort("a")
+    run.scheduler.abort("never seen")
+    assert run.add("a", 3, 1).status is Status.WAITING  # the id is free again
+
+
+def test_end_token_stops_a_request() -> None:
+    run = Run(budget=16)
+    free = run.add("a", 5, 30)
+    run.drain()
+    stop = free.output_token_ids[4]
+    first = free.output_token_ids.index(stop)
+    again = Request("a", free.prompt_token_ids, 30, frozenset({stop}))
+    run.scheduler.add_request(again)
+    run.drain()
+    assert again.status is Status.FINISHED_STOPPED
+    assert again.output_token_ids == free.output_token_ids[: first + 1]
+
+
+def test_schedule_and_update_alternate() -> None:
+    run = Run(budget=16)
+    run.add("a", 5, 2)
+    batch = run.scheduler.schedule()
+    with pytest.raises(RuntimeError, match="update"):
+        run.scheduler.schedule()
+    with pytest.raises(ValueError, match="sampled: expected a token for request 'a', got none"):
+        run.scheduler.update(batch, {})
+    run.scheduler.update(batch, {"a": 1})
+    with pytest.raises(RuntimeError, match="batch"):
+        run.scheduler.update(batch, {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"token_budget": 3}, r"token_budget: expected at least max_num_seqs \(4\)"),
+        ({"page_size": 0}, "page_size: expected at least 1, got 0"),
+        ({"num_pages": 0}, "num_pages: expected at least 1, got 0"),
+        ({"max_num_seqs": 0}, "max_num_seqs: expected at least 1, got 0"),
+        ({"chunk_alignment": 0}, "chunk_alignment: expected at least 1, got 0"),
+        ({"watermark": 1.0}, r"watermark: expected a share in \[0, 1\), got 1.0"),
+    ],
+)
+def test_config_refuses(change: dict[str, float], message: str) -> None:
+    good = {"token_budget": 8, "max_num_seqs": 4, "page_size": 16, "num_pages": 8}
+    with pytest.raises(ValueError, match=message):
+        SchedulerConfig(**(good | change))
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request("a", [], 1), "prompt_token_ids: expected at least one token"),
+        (Request("a", [1], 0), "max_tokens: expected at least 1, got 0"),
+        (Request("old", [1], 1), "request_id: expected an unused id, got 'old' again"),
+    ],
+)
+def test_add_request_refuses(request_: Request, message: str) -> None:
+    run = Run(budget=16)
+    run.add("old", 3, 1)
+    with pytest.raises(ValueError, match=message):
+        run.scheduler.add_request(request_)
+
+
+def test_slots_needed_leaves_out_the_last_sampled_token() -> None:
+    assert slots_needed(10, 1) == 10
+    assert slots_needed(10, 5) == 14
+
+
+def test_pool_refuses_what_is_not_in_use() -> None:
+    pool = Run(budget=16, pages=4).scheduler.pool
+    first, second = pool.alloc(2)
+    pool.release([first])
+    for pages in ([first], [4], [-1], [second, second]):
+        with pytest.raises(ValueError, match="pages: expected"):
+            pool.release(pages)
+    assert len(pool) == 3
+    with pytest.raises(ValueError, match="count: expected at most 3"):
+        pool.alloc(4)
