@@ -29,7 +29,7 @@ from chunkattn.testing.compare import (
 )
 from chunkattn.testing.inputs import AttentionInputs
 from chunkattn.testing.oracle import attention_oracle, merge_states_oracle, visible_positions
-from chunkattn.testing.probes import lanes_expected, lanes_probe, needle_probe, uniform_probe
+from chunkattn.testing.probes import lanes_expected, lanes_probe, needle_expected, needle_probe, uniform_probe
 from chunkattn.testing.quantization import dynamic_scale, largest_value, quantize
 from chunkattn.testing.work import flops, kv_bytes, visible_keys, visible_pairs
 
@@ -55,6 +55,7 @@ __all__ = [
     "largest_value",
     "laws",
     "merge_states_oracle",
+    "needle_expected",
     "needle_probe",
     "quantize",
     "random_contents",

@@ -76,27 +76,30 @@ def append_kv_oracle(
     page_size = k_cache.shape[1]
     starts, lens, table = cu_seqlens_q.tolist(), seq_lens.tolist(), block_table.tolist()
     slots = None if slot_mapping is None else slot_mapping.tolist()
+    positions = {}
     for request, kv_len in enumerate(lens):
         begin, end = starts[request], starts[request + 1]
-        for token in range(begin, end):
-            position = kv_len - (end - begin) + (token - begin)
-            if position < 0 or (slots is not None and (token >= len(slots) or slots[token] < 0)):
-                continue
-            if slots is None:
-                page, slot = table[request][position // page_size], position % page_size
-            else:
-                page, slot = divmod(slots[token], page_size)
-            k_row = k[token].cpu().to(torch.float64)
-            if rope is not None:
-                at = position if rope.positions is None else int(rope.positions[token])
-                cos, sin = rope.cos[at].cpu(), rope.sin[at].cpu()
-                k_row = rotate(k_row, cos, sin, interleaved=rope.interleaved)
-                if q is not None:
-                    assert result.q is not None
-                    rotated = rotate(q[token].cpu(), cos, sin, interleaved=rope.interleaved)
-                    result.q[token] = rotated.to(q.dtype)
-            _store(result.k_cache, result.k_scale, page, slot, k_row)
-            _store(result.v_cache, result.v_scale, page, slot, v[token].cpu())
+        for row in range(end - begin):
+            positions[begin + row] = request, kv_len - (end - begin) + row
+    for token in positions if slots is None else range(len(slots)):
+        request, position = positions.get(token, (-1, -1))
+        if slots is None:
+            page, slot = table[request][position // page_size], position % page_size
+        elif slots[token] < 0:
+            continue  # skipped altogether: neither stored nor rotated, its position is not looked at
+        else:
+            page, slot = divmod(slots[token], page_size)
+        k_row = k[token].cpu().to(torch.float64)
+        if rope is not None:
+            at = position if rope.positions is None else int(rope.positions[token])
+            cos, sin = rope.cos[at].cpu(), rope.sin[at].cpu()
+            k_row = rotate(k_row, cos, sin, interleaved=rope.interleaved)
+            if q is not None:
+                assert result.q is not None
+                rotated = rotate(q[token].cpu(), cos, sin, interleaved=rope.interleaved)
+                result.q[token] = rotated.to(q.dtype)
+        _store(result.k_cache, result.k_scale, page, slot, k_row)
+        _store(result.v_cache, result.v_scale, page, slot, v[token].cpu())
     return result
 
 

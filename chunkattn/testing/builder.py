@@ -75,7 +75,7 @@ def build(
     sinks = torch.randn(case.num_q_heads, generator=generator) + 1.0 if case.sinks else None
 
     num_pages = sum(case.pages_of(r) for r in range(len(case.kv_lens))) + case.spare_pages
-    table, pages = _make_block_table(case, num_pages, tree_mask, page_seed)
+    table, pages = _make_block_table(case, num_pages, page_seed)
     k_cache, v_cache = _make_pools(case, num_pages)
     poison_(k_cache, poison)
     poison_(v_cache, poison)
@@ -170,7 +170,7 @@ def _make_slopes(case: AttentionCase, generator: torch.Generator) -> Tensor | No
 
 
 def _make_block_table(
-    case: AttentionCase, num_pages: int, tree_mask: Tensor | None, page_seed: int
+    case: AttentionCase, num_pages: int, page_seed: int
 ) -> tuple[Tensor, list[list[int | None]]]:
     """The table [B, M], and for each request the page of each of its logical pages, None if no row sees it."""
     generator = torch.Generator().manual_seed(1000 + page_seed)
@@ -182,22 +182,16 @@ def _make_block_table(
     )
     table = wide[:, 1 : 1 + columns]
     pages: list[list[int | None]] = []
-    start = 0
     for request, (q_len, kv_len) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
         first_new = kv_len - q_len
         needed: set[int] = set()
         for row in range(q_len):
-            bits = None if tree_mask is None else tree_mask[start + row].tolist()
+            # The tree mask is left out: this step's tokens have been appended whether or not anybody looks at them.
             seen = visible_positions(
-                first_new + row, first_new, kv_len, causal=case.causal, window=case.window, tree_row=bits
+                first_new + row, first_new, kv_len, causal=case.causal, window=case.window
             )
-            if isinstance(seen, range):
-                needed.update(
-                    range(seen.start // case.page_size, (seen.stop - 1) // case.page_size + 1) if seen else ()
-                )
-            else:
-                needed.update(p // case.page_size for p in seen)
-        start += q_len
+            if seen:
+                needed.update(range(seen[0] // case.page_size, seen[-1] // case.page_size + 1))
         own: list[int | None] = []
         for column in range(case.pages_of(request)):
             page = free.pop()

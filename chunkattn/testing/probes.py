@@ -49,15 +49,15 @@ def lanes_expected(case: AttentionCase) -> Tensor:
     return row.expand(case.num_tokens, -1, -1)
 
 
-def needle_probe(case: AttentionCase, targets: list[int], beta: float = 8.0) -> Contents:
-    """K rows of random signs, q of every token ``beta * K[target]`` of its own request, v distinct for every key.
+def needle_probe(case: AttentionCase, targets: list[list[int]], beta: float = 8.0) -> Contents:
+    """K rows of random signs, q of every token ``beta * K[target]`` of its request, v distinct for every key.
 
     out is ``v[target]`` to within rounding (the other keys' scores lie many times lower), which pins page lookups,
     K strides and offsets.
 
     Args:
         case: needs ``head_dim >= 40`` for the needle to stand out among thousands of keys.
-        targets: for each request the key position that all its rows look for; must be visible to them.
+        targets: for each request the key position that each of its rows looks for; must be visible to the row.
         beta: sharpness.
     """
     generator = torch.Generator().manual_seed(case.seed)
@@ -70,9 +70,20 @@ def needle_probe(case: AttentionCase, targets: list[int], beta: float = 8.0) -> 
         )
     group = case.num_q_heads // case.num_kv_heads
     rows = [
-        (beta * keys[request][targets[request]]).repeat_interleave(group, 0).expand(q_len, -1, -1)
-        for request, q_len in enumerate(case.q_lens)
-        if q_len
+        (beta * request_keys[position]).repeat_interleave(group, 0)
+        for request_keys, positions in zip(keys, targets, strict=True)
+        for position in positions
     ]
-    padding = torch.zeros(case.padding, case.num_q_heads, case.head_dim)
-    return Contents(q=torch.cat([*rows, padding]), keys=keys, values=values)
+    rows += [torch.zeros(case.num_q_heads, case.head_dim)] * case.padding
+    return Contents(q=torch.stack(rows), keys=keys, values=values)
+
+
+def needle_expected(case: AttentionCase, contents: Contents, targets: list[list[int]]) -> Tensor:
+    """[tokens, Hq, Dv]: the value at each row's target."""
+    group = case.num_q_heads // case.num_kv_heads
+    rows = [
+        values[position].repeat_interleave(group, 0)
+        for values, positions in zip(contents.values, targets, strict=True)
+        for position in positions
+    ]
+    return torch.stack(rows)

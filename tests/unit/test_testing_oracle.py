@@ -16,6 +16,7 @@ from chunkattn.testing import (
     lanes_expected,
     lanes_probe,
     merge_states_oracle,
+    needle_expected,
     needle_probe,
     random_contents,
     uniform_probe,
@@ -140,13 +141,12 @@ def test_padding_rows_are_empty():
 
 
 def test_lanes_and_needles():
-    case = AttentionCase("lanes", (3, 1), (40, 17), num_q_heads=6, num_kv_heads=2, head_dim=40, dtype=torch.float32)
+    case = AttentionCase("lanes", (3, 1), (42, 17), num_q_heads=6, num_kv_heads=2, head_dim=40, dtype=torch.float32)
     assert_rows_close(build(case, lanes_probe(case)).expected()[0], lanes_expected(case), budget=1e-7)
-    contents = needle_probe(case, targets=[5, 16])
+    targets = [[0, 5, 39], [16]]
+    contents = needle_probe(case, targets)
     out, _ = build(case, contents).expected()
-    for token, request in enumerate((0, 0, 0, 1)):
-        expected = contents.values[request][[5, 16][request]].repeat_interleave(3, 0)
-        assert_rows_close(out[token], expected, budget=1e-5)
+    assert_rows_close(out, needle_expected(case, contents, targets), budget=1e-5)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
