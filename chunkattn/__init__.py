@@ -1,0 +1,41 @@
+"""Fused chunked-attention operators for LLM inference.
+
+One call serves a ragged batch of prefill chunks, decodes and speculative tokens over a paged KV cache. Start with
+`attention`, `append_kv` and `Batch`; `explain` says which backend serves a problem and why.
+"""
+
+from __future__ import annotations
+
+from chunkattn.api import (
+    append_kv,
+    attention,
+    copy_pages,
+    explain,
+    gather_pages,
+    merge_states,
+    plan,
+    scatter_pages,
+    supports,
+    workspace_bytes,
+)
+from chunkattn.types import AttentionSpec, Batch, PagedKV, Plan, Rope
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AttentionSpec",
+    "Batch",
+    "PagedKV",
+    "Plan",
+    "Rope",
+    "append_kv",
+    "attention",
+    "copy_pages",
+    "explain",
+    "gather_pages",
+    "merge_states",
+    "plan",
+    "scatter_pages",
+    "supports",
+    "workspace_bytes",
+]

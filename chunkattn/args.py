@@ -1,0 +1,83 @@
+"""The arguments of each torch op, named, in the order of its schema (`chunkattn.ops`).
+
+An op's implementation receives positional arguments; naming them once here lets validation, the choice of a backend and
+the backends share one object. Shapes are those of the public functions in `chunkattn.api`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class AttentionArgs(NamedTuple):
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    block_table: Tensor
+    cu_seqlens_q: Tensor
+    seq_lens: Tensor
+    out: Tensor
+    lse: Tensor | None
+    alibi_slopes: Tensor | None
+    sinks: Tensor | None
+    tree_mask: Tensor | None
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+    plan: Tensor | None
+    workspace: Tensor | None
+    softmax_scale: float
+    causal: bool
+    window_left: int
+    window_right: int
+    softcap: float
+    invariant: bool
+    num_splits: int  # 0 = planned
+    backend: str | None
+
+
+class AppendArgs(NamedTuple):
+    k: Tensor
+    v: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    block_table: Tensor
+    cu_seqlens_q: Tensor
+    seq_lens: Tensor
+    slot_mapping: Tensor | None
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+    q: Tensor | None
+    rope_cos: Tensor | None
+    rope_sin: Tensor | None
+    rope_positions: Tensor | None
+    rope_interleaved: bool
+    backend: str | None
+
+
+class MergeArgs(NamedTuple):
+    out_a: Tensor
+    lse_a: Tensor
+    out_b: Tensor
+    lse_b: Tensor
+    out: Tensor
+    lse: Tensor
+    backend: str | None
+
+
+class PlanArgs(NamedTuple):
+    cu_seqlens_q: Tensor
+    seq_lens: Tensor
+    words: Tensor
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    causal: bool
+    window_left: int
+    window_right: int
+    invariant: bool
+    num_splits: int
+    layout: str
+    backend: str | None

@@ -1,0 +1,59 @@
+"""What every backend offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs
+from chunkattn.types import AttentionSpec
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether a problem can be served: truthy, or carries every reason why not."""
+
+    reasons: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return not self.reasons
+
+
+class Backend(Protocol):
+    """A module with these functions. Arguments have been validated; shapes are those of `chunkattn.api`.
+
+    Each function writes what its op declares as mutated and nothing else.
+    """
+
+    def supports(self, spec: AttentionSpec) -> Support:
+        """Whether this backend serves the problem here and now."""
+
+    def describe(self, spec: AttentionSpec) -> str:
+        """The configuration it would use, in a few words."""
+
+    def workspace_bytes(self, spec: AttentionSpec, max_tokens: int, max_seq_len: int, num_splits: int) -> int:
+        """A workspace of this many bytes suffices for every call within these maxima."""
+
+    def plan_words(self, num_requests: int) -> int:
+        """Length of a plan (int64 words)."""
+
+    def plan_workspace_bytes(
+        self, args: PlanArgs, head_dim_v: int, max_tokens: int | None, max_seq_len: int | None
+    ) -> int:
+        """Workspace bytes that suffice for the plan in `args.words`."""
+
+    def plan(self, args: PlanArgs) -> None: ...
+
+    def attention(self, args: AttentionArgs) -> None: ...
+
+    def append_kv(self, args: AppendArgs) -> None: ...
+
+    def merge_states(self, args: MergeArgs) -> None: ...
+
+    def copy_pages(self, cache: Tensor, source: Tensor, target: Tensor) -> None: ...
+
+    def gather_pages(self, cache: Tensor, pages: Tensor, out: Tensor) -> None: ...
+
+    def scatter_pages(self, block: Tensor, cache: Tensor, pages: Tensor) -> None: ...

@@ -1,0 +1,141 @@
+"""The torch operators ``torch.ops.chunkattn.*``: schemas, implementations, fakes.
+
+An implementation validates, chooses a backend and calls it, so that whoever calls an op directly is checked as well.
+Defined with ``Library.define/impl`` and not the ``custom_op`` decorator, which costs ten times as much a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chunkattn import validate
+from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs
+from chunkattn.plan import choose
+from chunkattn.types import AttentionSpec
+
+_LIBRARY = torch.library.Library("chunkattn", "DEF")
+_DEVICES = ("CPU", "CUDA")
+
+_SCHEMAS = (
+    "attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor cu_seqlens_q, Tensor seq_lens, "
+    "Tensor(a!) out, Tensor(b!)? lse, Tensor? alibi_slopes, Tensor? sinks, Tensor? tree_mask, Tensor? k_scale, "
+    "Tensor? v_scale, Tensor? plan, Tensor(c!)? workspace, float softmax_scale, bool causal, int window_left, "
+    "int window_right, float softcap, bool invariant, int num_splits, str? backend) -> ()",
+    "append_kv(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor block_table, Tensor cu_seqlens_q, "
+    "Tensor seq_lens, Tensor? slot_mapping, Tensor(c!)? k_scale, Tensor(d!)? v_scale, Tensor(e!)? q, Tensor? rope_cos, "
+    "Tensor? rope_sin, Tensor? rope_positions, bool rope_interleaved, str? backend) -> ()",
+    "merge_states(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor(a!) out, Tensor(b!) lse, "
+    "str? backend) -> ()",
+    "plan(Tensor cu_seqlens_q, Tensor seq_lens, Tensor(a!) words, int num_q_heads, int num_kv_heads, int head_dim, "
+    "int page_size, bool causal, int window_left, int window_right, bool invariant, int num_splits, str layout, "
+    "str? backend) -> ()",
+    "copy_pages(Tensor(a!) cache, Tensor source, Tensor target, str? backend) -> ()",
+    "gather_pages(Tensor cache, Tensor pages, Tensor(a!) out, str? backend) -> ()",
+    "scatter_pages(Tensor block, Tensor(a!) cache, Tensor pages, str? backend) -> ()",
+)
+
+
+def _attention(*values: Any) -> None:
+    args = AttentionArgs._make(values)
+    choose.backend(validate.attention(args), args.backend).attention(args)
+
+
+def _append_kv(*values: Any) -> None:
+    args = AppendArgs._make(values)
+    choose.backend(validate.append_kv(args), args.backend).append_kv(args)
+
+
+def _merge_states(*values: Any) -> None:
+    args = MergeArgs._make(values)
+    choose.backend(validate.merge_states(args), args.backend).merge_states(args)
+
+
+def _plan(*values: Any) -> None:
+    args = PlanArgs._make(values)
+    choose.backend(validate.plan(args), args.backend).plan(args)
+
+
+def _pages_spec(cache: Tensor) -> AttentionSpec:
+    return AttentionSpec(cache.device.type, cache.dtype, cache.dtype, 1, 1, 8, 8, 1)
+
+
+def _copy_pages(cache: Tensor, source: Tensor, target: Tensor, backend: str | None) -> None:
+    _check_copy_pages(cache, source, target, backend)
+    choose.backend(_pages_spec(cache), backend).copy_pages(cache, source, target)
+
+
+def _gather_pages(cache: Tensor, pages: Tensor, out: Tensor, backend: str | None) -> None:
+    _check_gather_pages(cache, pages, out, backend)
+    choose.backend(_pages_spec(cache), backend).gather_pages(cache, pages, out)
+
+
+def _scatter_pages(block: Tensor, cache: Tensor, pages: Tensor, backend: str | None) -> None:
+    _check_scatter_pages(block, cache, pages, backend)
+    choose.backend(_pages_spec(cache), backend).scatter_pages(block, cache, pages)
+
+
+def _check_attention(*values: Any) -> None:
+    validate.attention(AttentionArgs._make(values))
+
+
+def _check_append_kv(*values: Any) -> None:
+    validate.append_kv(AppendArgs._make(values))
+
+
+def _check_merge_states(*values: Any) -> None:
+    validate.merge_states(MergeArgs._make(values))
+
+
+def _check_plan(*values: Any) -> None:
+    validate.plan(PlanArgs._make(values))
+
+
+def _check_copy_pages(cache: Tensor, source: Tensor, target: Tensor, backend: str | None) -> None:
+    validate.pages("cache", cache, (("source", source), ("target", target)))
+    validate.same_count("target", target, "source", source)
+
+
+def _check_gather_pages(cache: Tensor, pages: Tensor, out: Tensor, backend: str | None) -> None:
+    validate.pages("cache", cache, (("pages", pages),))
+    validate.page_block("out", out, cache, pages.shape[0])
+
+
+def _check_scatter_pages(block: Tensor, cache: Tensor, pages: Tensor, backend: str | None) -> None:
+    validate.pages("cache", cache, (("pages", pages),))
+    validate.page_block("block", block, cache, pages.shape[0])
+
+
+def _define(schema: str, impl: Callable[..., None], fake: Callable[..., None]) -> None:
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for device in _DEVICES:
+        _LIBRARY.impl(name, impl, device)
+    torch.library.register_fake(f"chunkattn::{name}", fake, lib=_LIBRARY)
+
+
+for _schema, _impl, _fake in zip(
+    _SCHEMAS,
+    (_attention, _append_kv, _merge_states, _plan, _copy_pages, _gather_pages, _scatter_pages),
+    (
+        _check_attention,
+        _check_append_kv,
+        _check_merge_states,
+        _check_plan,
+        _check_copy_pages,
+        _check_gather_pages,
+        _check_scatter_pages,
+    ),
+):
+    _define(_schema, _impl, _fake)
+
+attention = torch.ops.chunkattn.attention.default
+append_kv = torch.ops.chunkattn.append_kv.default
+merge_states = torch.ops.chunkattn.merge_states.default
+plan = torch.ops.chunkattn.plan.default
+copy_pages = torch.ops.chunkattn.copy_pages.default
+gather_pages = torch.ops.chunkattn.gather_pages.default
+scatter_pages = torch.ops.chunkattn.scatter_pages.default

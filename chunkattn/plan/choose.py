@@ -1,0 +1,48 @@
+"""The choice between backends."""
+
+from __future__ import annotations
+
+import functools
+
+from chunkattn import backends
+from chunkattn.backends.base import Backend, Support
+from chunkattn.env import SETTINGS
+from chunkattn.errors import UnsupportedError
+from chunkattn.types import AttentionSpec
+
+
+@functools.lru_cache(maxsize=4096)
+def backend(spec: AttentionSpec, name: str | None = None) -> Backend:
+    """The named backend, or the best capable one.
+
+    An explicit name never falls back silently.
+
+    Raises:
+        ValueError: no backend has that name.
+        UnsupportedError: it, or no backend, can serve the problem; every reason is listed.
+    """
+    name = name or SETTINGS.backend
+    names = (name,) if name else backends.candidates(spec.device)
+    refusals = []
+    for candidate in names:
+        module = backends.load(candidate)
+        support = module.supports(spec)
+        if support:
+            return module
+        refusals += [f"{candidate}: {reason}" for reason in support.reasons]
+    raise UnsupportedError(f"no backend can serve this problem; {'; '.join(refusals)}")
+
+
+def name_of(module: Backend) -> str:
+    """The registered name of a backend module."""
+    return next(name for name in backends.MODULES if backends.load(name) is module)
+
+
+def table(spec: AttentionSpec) -> list[tuple[str, Support, str]]:
+    """(name, support, configuration) of every backend that knows the device, best first."""
+    rows = []
+    for name in backends.candidates(spec.device):
+        module = backends.load(name)
+        support = module.supports(spec)
+        rows.append((name, support, module.describe(spec) if support else ""))
+    return rows

@@ -1,0 +1,205 @@
+"""How a step is cut into work items, in plain integers.
+
+The same algorithm stands in ``csrc/include/chunkattn/sched/plan.h`` (and, for GPUs, runs on the device); tests
+compare them word by word. Two classes of requests: *decode* (at most ``decode_rows`` packed query rows a KV head)
+and *prefill* (more). Long KV is split until every worker has ``items_per_worker`` items; items are never written
+out, a plan keeps prefix sums over requests. A packed row is ``token_in_request * group + head_in_group``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
+from itertools import pairwise
+
+_MAGIC = 0x6368756E6B617474
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class WorkSpec:
+    """What a plan depends on besides the lengths; the order of the fields is the layout of the plan's header."""
+
+    num_q_heads: int
+    num_kv_heads: int
+    causal: bool = True
+    window_left: int = -1
+    window_right: int = -1
+    invariant: bool = False
+    num_splits: int = 0  # 0 = planned
+    num_workers: int = 1  # cores, or SMs x CTAs per SM
+    items_per_worker: int = 4  # work items wanted per worker before splitting stops
+    tile_rows: int = 384  # packed rows of a prefill item
+    decode_rows: int = 8  # most packed rows of a decode request
+    decode_heads: int = 1  # KV heads one decode item spans
+    kv_tile: int = 128  # split boundaries are multiples of it
+    min_split: int = 256  # no shorter split than this
+    invariant_split: int = 2048
+
+    @property
+    def group(self) -> int:
+        return self.num_q_heads // self.num_kv_heads
+
+
+HEADER_WORDS = 8 + len(fields(WorkSpec))
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """Some packed query rows of one request against a range of its keys; half-open ranges, absolute key
+    positions."""
+
+    request: int
+    kv_heads: range
+    rows: range
+    keys: range
+    split: int
+    num_splits: int
+    is_decode: bool
+
+
+def plan_words(num_requests: int) -> int:
+    """Words (int64) of a plan for `num_requests` requests."""
+    return HEADER_WORDS + 4 * num_requests + 3
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _round_up(a: int, b: int) -> int:
+    return _ceil_div(a, b) * b
+
+
+def split_origin(spec: WorkSpec, q_len: int, kv_len: int) -> int:
+    """Where the first split of a request begins: the first key any row can see, rounded down to the split unit."""
+    first = 0
+    if 0 <= spec.window_left < kv_len - q_len:
+        first = min(kv_len - q_len - spec.window_left, kv_len)
+    unit = spec.invariant_split if spec.invariant else spec.kv_tile
+    return first // unit * unit
+
+
+def _checksum(seed: int, words: Sequence[int]) -> int:
+    for word in words:
+        seed = ((seed ^ (word & _MASK)) * 0x100000001B3) & _MASK
+    return seed
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+def make_plan(spec: WorkSpec, cu_seqlens_q: Sequence[int], seq_lens: Sequence[int]) -> list[int]:
+    """The plan as int64 words: header, decode_items[B+1], prefill_items[B+1], partial_base[B+1], split_len[B]."""
+    q_lens = [end - begin for begin, end in pairwise(cu_seqlens_q)]
+    head_groups = _ceil_div(spec.num_kv_heads, spec.decode_heads)
+    wanted = spec.num_workers * spec.items_per_worker
+    spans = [kv - split_origin(spec, q, kv) for q, kv in zip(q_lens, seq_lens)]
+    rows = [q * spec.group for q in q_lens]
+    tiles = [_ceil_div(r, spec.tile_rows) * spec.num_kv_heads for r in rows]
+    is_decode = [0 < r <= spec.decode_rows for r in rows]
+
+    decode_units = head_groups * sum(is_decode)
+    decode_work = head_groups * sum(span for span, decode in zip(spans, is_decode) if decode)
+    prefill_units = sum(t for t, decode in zip(tiles, is_decode) if not decode)
+    prefill_work = sum(t * span for t, span, decode in zip(tiles, spans, is_decode) if not decode)
+
+    def planned(work: int) -> int:
+        return max(_round_up(_ceil_div(work, wanted), spec.kv_tile), spec.min_split)
+
+    if spec.invariant:
+        decode_split = spec.invariant_split if decode_units < wanted else 0
+        prefill_split = 0
+    else:
+        decode_split = planned(decode_work)
+        prefill_split = 0 if prefill_units >= wanted else planned(prefill_work)
+
+    decode_items, prefill_items, partial_base, split_len = [0], [0], [0], []
+    for q_len, span, row_count, tile_count, decode in zip(q_lens, spans, rows, tiles, is_decode):
+        length = decode_split if decode else prefill_split
+        if spec.num_splits > 0:
+            length = max(_round_up(_ceil_div(span, spec.num_splits), spec.kv_tile), spec.kv_tile)
+        if span <= length or row_count == 0:
+            length = 0
+        splits = _ceil_div(span, length) if length else 1
+        split_len.append(length)
+        decode_items.append(decode_items[-1] + (head_groups * splits if decode else 0))
+        prefill_items.append(prefill_items[-1] + (0 if decode else tile_count * splits))
+        partial_base.append(partial_base[-1] + (splits * q_len * spec.num_q_heads if splits > 1 else 0))
+
+    tables = decode_items + prefill_items + partial_base + split_len
+    lengths = [word for pair in zip(cu_seqlens_q[1:], seq_lens) for word in pair]
+    header = [
+        _MAGIC,
+        len(q_lens),
+        cu_seqlens_q[-1],
+        decode_items[-1],
+        prefill_items[-1],
+        partial_base[-1],
+        _signed(_checksum(0xCBF29CE484222325, lengths)),
+        _signed(_checksum(0, tables)),
+        *(int(value) for value in astuple(spec)),
+    ]
+    return header + tables
+
+
+def items(
+    spec: WorkSpec, words: Sequence[int], cu_seqlens_q: Sequence[int], seq_lens: Sequence[int]
+) -> Iterator[WorkItem]:
+    """Every item of a plan, decode items first, in the order workers take them within each class."""
+    count = len(seq_lens) + 1
+    tables = words[HEADER_WORDS:]
+    decode_items, prefill_items = tables[:count], tables[count : 2 * count]
+    split_len = tables[3 * count :]
+    for is_decode, starts in ((True, decode_items), (False, prefill_items)):
+        for number in range(starts[-1]):
+            request = bisect_right(starts, number) - 1
+            yield _item(spec, request, number - starts[request], split_len[request], is_decode, cu_seqlens_q, seq_lens)
+
+
+def _item(
+    spec: WorkSpec,
+    request: int,
+    rest: int,
+    length: int,
+    is_decode: bool,
+    cu_seqlens_q: Sequence[int],
+    seq_lens: Sequence[int],
+) -> WorkItem:
+    q_len, kv_len = cu_seqlens_q[request + 1] - cu_seqlens_q[request], seq_lens[request]
+    origin, rows = split_origin(spec, q_len, kv_len), q_len * spec.group
+    num_splits = max(1, _ceil_div(kv_len - origin, length)) if length else 1
+    rest, split = divmod(rest, num_splits)
+    begin = origin + split * length
+    keys = range(begin, min(begin + length, kv_len) if num_splits > 1 else kv_len)
+    if is_decode:
+        first = rest * spec.decode_heads
+        heads = range(first, min(first + spec.decode_heads, spec.num_kv_heads))
+        return WorkItem(request, heads, range(rows), keys, split, num_splits, True)
+    tiles = _ceil_div(rows, spec.tile_rows)
+    head, tile = divmod(rest, tiles)
+    first = (tiles - 1 - tile) * spec.tile_rows  # last rows first: under a causal mask they see most keys
+    return WorkItem(
+        request, range(head, head + 1), range(first, min(first + spec.tile_rows, rows)), keys, split, num_splits, False
+    )
+
+
+def max_partial_rows(spec: WorkSpec, max_tokens: int, max_kv_len: int) -> int:
+    """Most partial rows that `make_plan` can ask for, from maxima alone.
+
+    A request that is split spans more than one split length, so its splits number less than twice its share of the
+    wanted items: at most ``2 * wanted`` units of each class leave partial states.
+    """
+    all_rows = max_tokens * spec.num_q_heads
+    if spec.num_splits > 0:
+        return all_rows * spec.num_splits if spec.num_splits > 1 else 0
+    wanted = spec.num_workers * spec.items_per_worker
+    decode_unit = spec.decode_rows * spec.decode_heads
+    most_splits = _ceil_div(max_kv_len, spec.invariant_split if spec.invariant else spec.min_split)
+    if most_splits <= 1:
+        return 0
+    decode_units = wanted * most_splits if spec.invariant else 2 * wanted
+    planned = decode_units * decode_unit + (0 if spec.invariant else 2 * wanted * spec.tile_rows)
+    return min(planned, all_rows * most_splits)

@@ -1,0 +1,111 @@
+#include "tensor.h"
+
+namespace chunkattn {
+namespace {
+
+struct KnownDtype {
+  const char* name;
+  ElementType type;
+  DType dtype;
+  int64_t element_size;
+  PyObject* object;
+};
+
+// The common ones first: the search is linear.
+KnownDtype known[] = {
+    {"bfloat16", ElementType::kFloat, DType::kBF16, 2, nullptr},
+    {"float32", ElementType::kFloat, DType::kF32, 4, nullptr},
+    {"int32", ElementType::kInt32, DType::kF32, 4, nullptr},
+    {"float16", ElementType::kFloat, DType::kF16, 2, nullptr},
+    {"int64", ElementType::kInt64, DType::kF32, 8, nullptr},
+    {"int8", ElementType::kFloat, DType::kI8, 1, nullptr},
+    {"float8_e4m3fn", ElementType::kFloat, DType::kE4M3, 1, nullptr},
+    {"float8_e5m2", ElementType::kFloat, DType::kE5M2, 1, nullptr},
+    {"uint8", ElementType::kUInt8, DType::kF32, 1, nullptr},
+};
+
+PyObject* interned(const char* name) { return PyUnicode_InternFromString(name); }
+
+const char* type_name(ElementType type) {
+  switch (type) {
+    case ElementType::kFloat: return "a floating-point tensor";
+    case ElementType::kInt32: return "torch.int32";
+    case ElementType::kInt64: return "torch.int64";
+    case ElementType::kUInt8: return "torch.uint8";
+    default: return "another dtype";
+  }
+}
+
+// Owns one reference.
+class Owned {
+ public:
+  explicit Owned(PyObject* object) : object_(object) {
+    if (!object_) throw py::error_already_set();
+  }
+  ~Owned() { Py_DECREF(object_); }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  PyObject* get() const { return object_; }
+
+ private:
+  PyObject* object_;
+};
+
+void read_integers(const char* arg, PyObject* tuple, int64_t* values, int* count) {
+  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) > kMaxTensorDims)
+    throw py::value_error(std::string(arg) + ": expected at most 8 dimensions, got more");
+  *count = static_cast<int>(PyTuple_GET_SIZE(tuple));
+  for (int i = 0; i < *count; ++i) {
+    values[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i));
+    if (values[i] == -1 && PyErr_Occurred()) throw py::error_already_set();
+  }
+}
+
+}  // namespace
+
+void load_dtypes() {
+  const py::module_ torch = py::module_::import("torch");
+  for (KnownDtype& entry : known) entry.object = py::object(torch.attr(entry.name)).release().ptr();
+}
+
+Tensor read_tensor(const char* arg, PyObject* object, int rank) {
+  static PyObject* const shape_name = interned("shape");
+  static PyObject* const stride_name = interned("stride");
+  static PyObject* const dtype_name = interned("dtype");
+  static PyObject* const data_ptr_name = interned("data_ptr");
+  Tensor tensor;
+  const Owned shape(PyObject_GetAttr(object, shape_name));
+  read_integers(arg, shape.get(), tensor.size, &tensor.num_dims);
+  if (rank >= 0 && tensor.num_dims != rank)
+    throw py::value_error(std::string(arg) + ": expected " + std::to_string(rank) + " dimensions, got " +
+                          std::to_string(tensor.num_dims));
+  const Owned stride(PyObject_CallMethodNoArgs(object, stride_name));
+  int strides = 0;
+  read_integers(arg, stride.get(), tensor.stride, &strides);
+  const Owned dtype(PyObject_GetAttr(object, dtype_name));
+  for (const KnownDtype& entry : known) {
+    if (entry.object != dtype.get()) continue;
+    tensor.type = entry.type;
+    tensor.dtype = entry.dtype;
+    tensor.element_size = entry.element_size;
+    break;
+  }
+  const Owned data(PyObject_CallMethodNoArgs(object, data_ptr_name));
+  tensor.data = PyLong_AsVoidPtr(data.get());
+  if (PyErr_Occurred()) throw py::error_already_set();
+  tensor.given = true;
+  return tensor;
+}
+
+Tensor read_tensor(const char* arg, PyObject* object, int rank, ElementType type) {
+  Tensor tensor = read_tensor(arg, object, rank);
+  if (tensor.type != type)
+    throw py::type_error(std::string(arg) + ": expected " + type_name(type) + ", got another dtype");
+  return tensor;
+}
+
+Tensor read_optional(const char* arg, PyObject* object, int rank, ElementType type) {
+  return object == Py_None ? Tensor{} : read_tensor(arg, object, rank, type);
+}
+
+}  // namespace chunkattn

@@ -1,0 +1,43 @@
+// Reads torch tensors through their Python attributes, so that the core needs no libtorch.
+#pragma once
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <string>
+
+#include "chunkattn/core/params.h"
+
+namespace chunkattn {
+
+namespace py = pybind11;
+
+constexpr int kMaxTensorDims = 8;
+
+enum class ElementType { kFloat, kInt32, kInt64, kUInt8, kOther };
+
+struct Tensor {
+  void* data = nullptr;  // nullptr also for an empty tensor
+  ElementType type = ElementType::kOther;
+  DType dtype = DType::kF32;  // where type is kFloat, and for int8 KV
+  int64_t element_size = 0;
+  int num_dims = 0;
+  int64_t size[kMaxTensorDims] = {};
+  int64_t stride[kMaxTensorDims] = {};  // elements
+  bool given = false;                   // false for None
+
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+};
+
+// `rank` < 0 accepts any. Throws TypeError/ValueError "{arg}: expected …, got …".
+Tensor read_tensor(const char* arg, PyObject* object, int rank);
+Tensor read_tensor(const char* arg, PyObject* object, int rank, ElementType type);
+// None gives a Tensor with `given` false.
+Tensor read_optional(const char* arg, PyObject* object, int rank, ElementType type);
+
+// Looks up torch's dtype objects; call once at import.
+void load_dtypes();
+
+}  // namespace chunkattn

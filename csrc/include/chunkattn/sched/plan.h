@@ -1,0 +1,231 @@
+// How a step is cut into work items. The same algorithm stands in chunkattn/plan/work.py; tests compare the two.
+//
+// Two classes of requests: "decode" (at most decode_rows packed query rows a KV head) and "prefill" (more).
+// Items are never written out: the plan keeps prefix sums over requests, and an item number is turned into its
+// parts by a binary search. Cost O(B); no item list, no host value that changes from step to step.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "chunkattn/sched/work_item.h"
+
+namespace chunkattn {
+
+// What the plan depends on besides the lengths; stored in its header and compared at run.
+struct PlanSpec {
+  int64_t num_q_heads = 1, num_kv_heads = 1;
+  int64_t causal = 1, window_left = -1, window_right = -1;
+  int64_t invariant = 0;
+  int64_t num_splits = 0;        // 0 = planned
+  int64_t num_workers = 1;       // cores, or SMs x CTAs per SM
+  int64_t items_per_worker = 4;  // work items wanted per worker before splitting stops
+  int64_t tile_rows = 384;       // packed rows of a prefill item
+  int64_t decode_rows = 8;       // most packed rows of a decode request
+  int64_t decode_heads = 1;      // KV heads one decode item spans
+  int64_t kv_tile = 128;         // split boundaries are multiples of it
+  int64_t min_split = 256;       // no shorter split than this
+  int64_t invariant_split = 2048;
+
+  int64_t group() const { return num_q_heads / num_kv_heads; }
+};
+
+constexpr int64_t kPlanSpecWords = sizeof(PlanSpec) / sizeof(int64_t);
+constexpr int64_t kPlanMagic = 0x6368756e6b617474;  // "chunkatt"
+
+struct PlanHeader {
+  int64_t magic, num_requests, num_tokens;
+  int64_t decode_total, prefill_total;  // items
+  int64_t partial_rows;                 // rows of partial states that split items leave
+  int64_t lengths_checksum;             // of cu_seqlens_q and seq_lens
+  int64_t tables_checksum;              // of the arrays behind the header
+  PlanSpec spec;
+};
+constexpr int64_t kPlanHeaderWords = sizeof(PlanHeader) / sizeof(int64_t);
+
+// Words of a plan for B requests: header, decode_items[B+1], prefill_items[B+1], partial_base[B+1], split_len[B].
+constexpr int64_t plan_words(int64_t num_requests) { return kPlanHeaderWords + 4 * num_requests + 3; }
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+inline uint64_t checksum(uint64_t seed, const int64_t* words, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) seed = (seed ^ static_cast<uint64_t>(words[i])) * 0x100000001b3ull;
+  return seed;
+}
+
+// First key that any row of the request can see.
+inline int64_t first_visible_key(const PlanSpec& spec, int64_t q_len, int64_t kv_len) {
+  if (spec.window_left < 0 || kv_len - q_len <= spec.window_left) return 0;
+  return std::min(kv_len - q_len - spec.window_left, kv_len);
+}
+
+// Where the first split of the request begins. Invariant splits lie at absolute multiples of their length.
+inline int64_t split_origin(const PlanSpec& spec, int64_t q_len, int64_t kv_len) {
+  const int64_t unit = spec.invariant ? spec.invariant_split : spec.kv_tile;
+  return first_visible_key(spec, q_len, kv_len) / unit * unit;
+}
+
+class Plan {
+ public:
+  explicit Plan(const int64_t* words) : header_(reinterpret_cast<const PlanHeader*>(words)) {
+    const int64_t n = header_->num_requests + 1;
+    decode_items_ = words + kPlanHeaderWords;
+    prefill_items_ = decode_items_ + n;
+    partial_base_ = prefill_items_ + n;
+    split_len_ = partial_base_ + n;
+  }
+
+  const PlanHeader& header() const { return *header_; }
+  const PlanSpec& spec() const { return header_->spec; }
+
+  WorkItem decode_item(int64_t number, const int32_t* cu_seqlens_q, const int32_t* seq_lens) const {
+    int64_t rest;
+    WorkItem item = start(decode_items_, number, cu_seqlens_q, seq_lens, &rest);
+    item.is_decode = true;
+    const int64_t heads = spec().decode_heads;
+    split(item, rest % item.num_splits, number, cu_seqlens_q, seq_lens);
+    item.kv_head_begin = rest / item.num_splits * heads;
+    item.kv_head_end = std::min(item.kv_head_begin + heads, spec().num_kv_heads);
+    item.row_begin = 0;
+    return item;
+  }
+
+  // Row tiles run from the last to the first: under a causal mask the last rows see most keys.
+  WorkItem prefill_item(int64_t number, const int32_t* cu_seqlens_q, const int32_t* seq_lens) const {
+    int64_t rest;
+    WorkItem item = start(prefill_items_, number, cu_seqlens_q, seq_lens, &rest);
+    const int64_t tiles = ceil_div(item.row_end, spec().tile_rows);
+    split(item, rest % item.num_splits, header_->decode_total + number, cu_seqlens_q, seq_lens);
+    rest /= item.num_splits;
+    item.kv_head_begin = rest / tiles;
+    item.kv_head_end = item.kv_head_begin + 1;
+    item.row_begin = (tiles - 1 - rest % tiles) * spec().tile_rows;
+    item.row_end = std::min(item.row_begin + spec().tile_rows, item.row_end);
+    return item;
+  }
+
+ private:
+  WorkItem start(const int64_t* items, int64_t number, const int32_t* cu_seqlens_q, const int32_t* seq_lens,
+                 int64_t* rest) const {
+    const int64_t n = header_->num_requests;
+    WorkItem item;
+    item.request = std::upper_bound(items, items + n + 1, number) - items - 1;
+    *rest = number - items[item.request];
+    const int64_t q_len = cu_seqlens_q[item.request + 1] - cu_seqlens_q[item.request];
+    const int64_t kv_len = seq_lens[item.request];
+    item.row_end = q_len * spec().group();
+    const int64_t length = split_len_[item.request];
+    const int64_t span = kv_len - split_origin(spec(), q_len, kv_len);
+    item.num_splits = length ? std::max<int64_t>(1, ceil_div(span, length)) : 1;
+    item.partial_base = partial_base_[item.request];
+    return item;
+  }
+
+  void split(WorkItem& item, int64_t split, int64_t arrival, const int32_t* cu_seqlens_q,
+             const int32_t* seq_lens) const {
+    const int64_t q_len = cu_seqlens_q[item.request + 1] - cu_seqlens_q[item.request];
+    const int64_t kv_len = seq_lens[item.request];
+    const int64_t origin = split_origin(spec(), q_len, kv_len);
+    const int64_t length = split_len_[item.request];
+    item.split = split;
+    item.arrival = arrival - split;
+    item.kv_begin = item.num_splits > 1 ? origin + split * length : origin;
+    item.kv_end = item.num_splits > 1 ? std::min(item.kv_begin + length, kv_len) : kv_len;
+  }
+
+  const PlanHeader* header_;
+  const int64_t *decode_items_, *prefill_items_, *partial_base_, *split_len_;
+};
+
+inline int64_t lengths_checksum(const int32_t* cu_seqlens_q, const int32_t* seq_lens, int64_t num_requests) {
+  uint64_t sum = 0xcbf29ce484222325ull;
+  for (int64_t i = 0; i < num_requests; ++i) {
+    const int64_t pair[2] = {cu_seqlens_q[i + 1], seq_lens[i]};
+    sum = checksum(sum, pair, 2);
+  }
+  return static_cast<int64_t>(sum);
+}
+
+// Writes a plan of plan_words(num_requests) words. Lengths must have been checked (monotonic, not negative).
+inline void make_plan(const PlanSpec& spec, const int32_t* cu_seqlens_q, const int32_t* seq_lens,
+                      int64_t num_requests, int64_t* words) {
+  const int64_t n = num_requests;
+  int64_t* decode_items = words + kPlanHeaderWords;
+  int64_t* prefill_items = decode_items + n + 1;
+  int64_t* partial_base = prefill_items + n + 1;
+  int64_t* split_len = partial_base + n + 1;
+  const int64_t group = spec.group();
+  const int64_t head_groups = ceil_div(spec.num_kv_heads, spec.decode_heads);
+  const int64_t wanted = spec.num_workers * spec.items_per_worker;
+
+  // Work without splits: keys walked by decode items, (row tile x keys) by prefill items.
+  int64_t decode_work = 0, decode_units = 0, prefill_work = 0, prefill_units = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t q_len = cu_seqlens_q[i + 1] - cu_seqlens_q[i], rows = q_len * group;
+    if (rows == 0) continue;
+    const int64_t span = seq_lens[i] - split_origin(spec, q_len, seq_lens[i]);
+    if (rows <= spec.decode_rows) {
+      decode_units += head_groups;
+      decode_work += head_groups * span;
+    } else {
+      const int64_t units = ceil_div(rows, spec.tile_rows) * spec.num_kv_heads;
+      prefill_units += units;
+      prefill_work += units * span;
+    }
+  }
+  const auto planned = [&](int64_t work) {
+    return std::max(round_up(ceil_div(work, wanted), spec.kv_tile), spec.min_split);
+  };
+  // Invariant splits exist for the arithmetic whether or not they run apart: they do where decodes leave workers idle.
+  const int64_t decode_split =
+      spec.invariant ? (decode_units < wanted ? spec.invariant_split : 0) : planned(decode_work);
+  const int64_t prefill_split = spec.invariant || prefill_units >= wanted ? 0 : planned(prefill_work);
+
+  decode_items[0] = prefill_items[0] = partial_base[0] = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t q_len = cu_seqlens_q[i + 1] - cu_seqlens_q[i], rows = q_len * group;
+    const bool is_decode = rows > 0 && rows <= spec.decode_rows;
+    const int64_t span = seq_lens[i] - split_origin(spec, q_len, seq_lens[i]);
+    int64_t length = is_decode ? decode_split : prefill_split;
+    if (spec.num_splits > 0) length = std::max(round_up(ceil_div(span, spec.num_splits), spec.kv_tile), spec.kv_tile);
+    if (span <= length || rows == 0) length = 0;
+    const int64_t splits = length ? ceil_div(span, length) : 1;
+    const int64_t units = ceil_div(rows, spec.tile_rows) * spec.num_kv_heads;
+    split_len[i] = length;
+    decode_items[i + 1] = decode_items[i] + (is_decode ? head_groups * splits : 0);
+    prefill_items[i + 1] = prefill_items[i] + (is_decode ? 0 : units * splits);
+    partial_base[i + 1] = partial_base[i] + (splits > 1 ? splits * q_len * spec.num_q_heads : 0);
+  }
+
+  PlanHeader header{};
+  header.magic = kPlanMagic;
+  header.num_requests = n;
+  header.num_tokens = cu_seqlens_q[n];
+  header.decode_total = decode_items[n];
+  header.prefill_total = prefill_items[n];
+  header.partial_rows = partial_base[n];
+  header.lengths_checksum = lengths_checksum(cu_seqlens_q, seq_lens, n);
+  header.tables_checksum = static_cast<int64_t>(checksum(0, decode_items, 4 * n + 3));
+  header.spec = spec;
+  *reinterpret_cast<PlanHeader*>(words) = header;
+}
+
+// Most partial rows that make_plan can ask for, from maxima alone.
+//
+// A request that is split spans more than one split length, so its splits number less than twice its share of the
+// wanted items: at most 2 * wanted units of each class leave partial states.
+inline int64_t max_partial_rows(const PlanSpec& spec, int64_t max_tokens, int64_t max_kv_len) {
+  const int64_t all_rows = max_tokens * spec.num_q_heads;
+  if (spec.num_splits > 0) return spec.num_splits > 1 ? all_rows * spec.num_splits : 0;
+  const int64_t wanted = spec.num_workers * spec.items_per_worker;
+  const int64_t decode_unit = spec.decode_rows * spec.decode_heads;
+  const int64_t length = spec.invariant ? spec.invariant_split : spec.min_split;
+  const int64_t most_splits = ceil_div(max_kv_len, length);
+  if (most_splits <= 1) return 0;
+  const int64_t decode_units = spec.invariant ? wanted * most_splits : 2 * wanted;
+  const int64_t planned = decode_units * decode_unit + (spec.invariant ? 0 : 2 * wanted * spec.tile_rows);
+  return std::min(planned, all_rows * most_splits);
+}
+
+}  // namespace chunkattn
