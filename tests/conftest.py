@@ -57,3 +57,42 @@ def attend_with(backend: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]
         return chunkattn.attention(*inputs.batch(), **options)
 
     return call
+
+
+@pytest.fixture
+def workspace_size(backend: str) -> Callable[[AttentionInputs], int]:
+    """Bytes of a workspace that suffices for a batch, by the library's closed form."""
+
+    def size(inputs: AttentionInputs) -> int:
+        return chunkattn.workspace_bytes(
+            spec_of(inputs),
+            max_tokens=inputs.q.shape[0],
+            max_seq_len=inputs.block_table.shape[1] * inputs.case.page_size,
+            num_splits=inputs.case.num_splits,
+            backend=backend,
+        )
+
+    return size
+
+
+def spec_of(inputs: AttentionInputs) -> chunkattn.AttentionSpec:
+    """The facts of a batch, as the library's choice of a backend sees them."""
+    case = inputs.case
+    return chunkattn.AttentionSpec(
+        inputs.q.device.type,
+        case.dtype,
+        case.cache_dtype,
+        case.num_q_heads,
+        case.num_kv_heads,
+        case.head_dim,
+        case.value_dim,
+        case.page_size,
+        case.causal,
+        case.window != (-1, -1),
+        case.softcap > 0,
+        case.alibi is not None,
+        case.sinks,
+        case.tree,
+        {"token_head": "token"}.get(case.scale_mode, case.scale_mode),
+        case.invariant,
+    )

@@ -107,9 +107,7 @@ def poison_(tensor: Tensor, poison: Poison) -> None:
     whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
     raw = whole.view(torch.uint8)
     if poison == "garbage":
-        raw.copy_(
-            torch.randint(0, 256, raw.shape, generator=torch.Generator().manual_seed(99), dtype=torch.uint8)
-        )
+        raw.copy_(torch.randint(0, 256, raw.shape, generator=torch.Generator().manual_seed(99), dtype=torch.uint8))
     elif poison == "zero":
         raw.zero_()
     elif tensor.dtype == torch.float8_e4m3fn:
@@ -169,9 +167,7 @@ def _make_slopes(case: AttentionCase, generator: torch.Generator) -> Tensor | No
     return slopes.to(torch.float32)
 
 
-def _make_block_table(
-    case: AttentionCase, num_pages: int, page_seed: int
-) -> tuple[Tensor, list[list[int | None]]]:
+def _make_block_table(case: AttentionCase, num_pages: int, page_seed: int) -> tuple[Tensor, list[list[int | None]]]:
     """The table [B, M], and for each request the page of each of its logical pages, None if no row sees it."""
     generator = torch.Generator().manual_seed(1000 + page_seed)
     free = torch.randperm(num_pages, generator=generator).tolist()
@@ -187,9 +183,7 @@ def _make_block_table(
         needed: set[int] = set()
         for row in range(q_len):
             # The tree mask is left out: this step's tokens have been appended whether or not anybody looks at them.
-            seen = visible_positions(
-                first_new + row, first_new, kv_len, causal=case.causal, window=case.window
-            )
+            seen = visible_positions(first_new + row, first_new, kv_len, causal=case.causal, window=case.window)
             if seen:
                 needed.update(range(seen[0] // case.page_size, seen[-1] // case.page_size + 1))
         own: list[int | None] = []

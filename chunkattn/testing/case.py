@@ -80,13 +80,9 @@ class AttentionCase:
 
     def __post_init__(self) -> None:
         if len(self.q_lens) != len(self.kv_lens):
-            raise ValueError(
-                f"kv_lens: expected {len(self.q_lens)} lengths like q_lens, got {len(self.kv_lens)}"
-            )
+            raise ValueError(f"kv_lens: expected {len(self.q_lens)} lengths like q_lens, got {len(self.kv_lens)}")
         if self.num_q_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_q_heads: expected a multiple of {self.num_kv_heads}, got {self.num_q_heads}"
-            )
+            raise ValueError(f"num_q_heads: expected a multiple of {self.num_kv_heads}, got {self.num_q_heads}")
 
     @property
     def value_dim(self) -> int:

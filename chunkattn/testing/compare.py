@@ -79,9 +79,7 @@ def assert_rows_close(
         return
     limit = row_budget(actual.dtype) if budget is None else budget
     finite = torch.isfinite(expected)
-    errors = row_errors(
-        torch.where(finite, actual.double(), 0.0), torch.where(finite, expected.double(), 0.0)
-    )
+    errors = row_errors(torch.where(finite, actual.double(), 0.0), torch.where(finite, expected.double(), 0.0))
     bad = ~(errors <= limit)
     if not bad.any():
         return

@@ -75,9 +75,7 @@ class AttentionInputs:
             Inputs whose rows are, piece by piece, the same tokens over the same keys. Tree masks cannot be cut.
         """
         if self.tree_mask is not None:
-            raise ValueError(
-                "pieces: expected a case without tree mask, because its bits are relative to the chunk"
-            )
+            raise ValueError("pieces: expected a case without tree mask, because its bits are relative to the chunk")
         starts, kv_lens = self.cu_seqlens_q.tolist(), self.seq_lens.tolist()
         rows = [torch.arange(starts[r] + first, starts[r] + end) for r, first, end in pieces]
         q = self.q[torch.cat(rows)] if rows else self.q[:0]

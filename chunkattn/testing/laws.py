@@ -111,9 +111,7 @@ def check_workspace_contents(attend: AttendInto, inputs: AttentionInputs, num_by
         assert_same_state(other, first, f"{inputs.case}: workspace holding 0x{byte:02X}: ")
 
 
-def check_chunking(
-    attend: Attend, inputs: AttentionInputs, chunk_sizes: Sequence[int] = (1, 7, 64, 512)
-) -> None:
+def check_chunking(attend: Attend, inputs: AttentionInputs, chunk_sizes: Sequence[int] = (1, 7, 64, 512)) -> None:
     """Invariant mode: rows do not depend on how a prompt was cut into chunks.
 
     Every chunk is a request of one batch (chunks have each other as neighbours), and the chunks of the largest
@@ -158,9 +156,7 @@ def check_neighbours(attend: Attend, inputs: AttentionInputs, paddings: Sequence
         for request, _, q_len in everyone[::-1]:
             mine = (together[0][starts[request] :][:q_len], together[1][starts[request] :][:q_len])
             there = (backwards[0][place:][:q_len], backwards[1][place:][:q_len])
-            assert_same_state(
-                there, mine, f"{inputs.case}: request {request}, batch reversed, padding {padding}: "
-            )
+            assert_same_state(there, mine, f"{inputs.case}: request {request}, batch reversed, padding {padding}: ")
             place += q_len
     for piece in everyone:
         request, _, q_len = piece

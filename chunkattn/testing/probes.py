@@ -65,9 +65,7 @@ def needle_probe(case: AttentionCase, targets: list[list[int]], beta: float = 8.
     for n in case.kv_lens:
         signs = torch.randint(0, 2, (n, case.num_kv_heads, case.head_dim), generator=generator)
         keys.append((signs * 2 - 1).float())
-        values.append(
-            torch.randn(n, case.num_kv_heads, case.value_dim, generator=generator).to(case.dtype).float()
-        )
+        values.append(torch.randn(n, case.num_kv_heads, case.value_dim, generator=generator).to(case.dtype).float())
     group = case.num_q_heads // case.num_kv_heads
     rows = [
         (beta * request_keys[position]).repeat_interleave(group, 0)

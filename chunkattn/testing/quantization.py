@@ -44,9 +44,7 @@ def quantize(x: Tensor, scale: Tensor | float, dtype: torch.dtype) -> Tensor:
     below = (above - 1).clamp(min=0)
     up, down = magnitudes[above] - magnitude, magnitude - magnitudes[below]
     # Codes are ordered like their magnitudes, and a code is even when its mantissa is.
-    code = torch.where(
-        up < down, above, torch.where(down < up, below, torch.where(above % 2 == 0, above, below))
-    )
+    code = torch.where(up < down, above, torch.where(down < up, below, torch.where(above % 2 == 0, above, below)))
     code = torch.where(torch.signbit(clamped), code + 0x80, code)
     code = torch.where(clamped.isnan(), torch.full_like(code, 0x7F), code)
     return code.to(torch.uint8).view(dtype)

@@ -67,9 +67,7 @@ def flops(
         >>> flops([4], [10], num_q_heads=1, head_dim=8, head_dim_v=16)
         1632
     """
-    pairs = sum(
-        visible_pairs(q, kv, causal=causal, window=window) for q, kv in zip(q_lens, kv_lens, strict=True)
-    )
+    pairs = sum(visible_pairs(q, kv, causal=causal, window=window) for q, kv in zip(q_lens, kv_lens, strict=True))
     return 2 * pairs * num_q_heads * (head_dim + (head_dim if head_dim_v is None else head_dim_v))
 
 
@@ -109,8 +107,6 @@ def kv_bytes(
         causal: as in the operator.
         window: as in the operator.
     """
-    keys = sum(
-        visible_keys(q, kv, causal=causal, window=window) for q, kv in zip(q_lens, kv_lens, strict=True)
-    )
+    keys = sum(visible_keys(q, kv, causal=causal, window=window) for q, kv in zip(q_lens, kv_lens, strict=True))
     width = head_dim + (head_dim if head_dim_v is None else head_dim_v)
     return keys * num_kv_heads * (width * element_size + scale_bytes)
