@@ -28,9 +28,7 @@ class StepModel(Protocol):
 
     def allocate_cache(self, num_pages: int, page_size: int) -> list[PagedKV]: ...
 
-    def forward(
-        self, input_ids: Tensor, batch: Batch, cache: Sequence[PagedKV], logits_indices: Tensor
-    ) -> Tensor: ...
+    def forward(self, input_ids: Tensor, batch: Batch, cache: Sequence[PagedKV], logits_indices: Tensor) -> Tensor: ...
 
 
 class ModelExecutor:
@@ -51,9 +49,7 @@ class ModelExecutor:
         device = self._model.device
         logits = self.forward(batch.to_metadata(self._page_size, device))
         if device.type == "cuda":
-            torch.cuda.synchronize(
-                device
-            )  # a step that samples nothing must be over as well when it is timed
+            torch.cuda.synchronize(device)  # a step that samples nothing must be over as well when it is timed
         if not len(logits):
             return {}
         best = logits.topk(2, dim=-1)

@@ -119,9 +119,7 @@ class Scheduler:
         live = [chunk for chunk in batch.chunks if chunk.request.status is Status.RUNNING]
         for chunk in live:
             if chunk.samples and chunk.request.request_id not in sampled:
-                raise ValueError(
-                    f"sampled: expected a token for request {chunk.request.request_id!r}, got none"
-                )
+                raise ValueError(f"sampled: expected a token for request {chunk.request.request_id!r}, got none")
         self._in_flight = None
         emitted = []
         for chunk in live:

@@ -55,8 +55,5 @@ class HashModel:
         return result
 
     def _read(self, pages: list[int], seq_len: int) -> int:
-        seen = [
-            self.cache[pages[p // self.page_size] * self.page_size + p % self.page_size]
-            for p in range(seq_len)
-        ]
+        seen = [self.cache[pages[p // self.page_size] * self.page_size + p % self.page_size] for p in range(seq_len)]
         return next_token([-1 if pair is None or pair[1] != p else pair[0] for p, pair in enumerate(seen)])

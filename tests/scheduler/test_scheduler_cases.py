@@ -11,12 +11,8 @@ from chunkattn.scheduler import Request, Scheduler, SchedulerConfig, Status, slo
 class Run:
     """A scheduler over the hash model that keeps every batch."""
 
-    def __init__(
-        self, *, budget: int | None, seqs: int = 4, page: int = 16, pages: int = 64, **options: int
-    ) -> None:
-        config = SchedulerConfig(
-            token_budget=budget, max_num_seqs=seqs, page_size=page, num_pages=pages, **options
-        )
+    def __init__(self, *, budget: int | None, seqs: int = 4, page: int = 16, pages: int = 64, **options: int) -> None:
+        config = SchedulerConfig(token_budget=budget, max_num_seqs=seqs, page_size=page, num_pages=pages, **options)
         self.scheduler = Scheduler(config)
         self.model = HashModel(pages, page)
         self.batches = []

@@ -103,13 +103,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(owned) == len(set(owned))
         assert len(owned) + len(self.scheduler.pool) == self.config.num_pages
         queues = self.scheduler.waiting + self.scheduler.running
-        assert (
-            len(queues)
-            == len({id(r) for r in queues})
-            == sum(not r.status.is_finished for r in self.requests)
-        )
+        assert len(queues) == len({id(r) for r in queues}) == sum(not r.status.is_finished for r in self.requests)
         for request in self.scheduler.waiting:
-            assert not request.block_table and request.num_computed_tokens == 0
+            assert not request.block_table
+            assert request.num_computed_tokens == 0
             assert request.status in (Status.WAITING, Status.PREEMPTED)
         for request in self.scheduler.running:
             assert request.status is Status.RUNNING

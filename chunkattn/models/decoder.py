@@ -1,0 +1,169 @@
+"""A Llama-family decoder over a paged KV cache; its attention is `chunkattn.append_kv` and `chunkattn.attention`.
+
+One forward pass serves one step of a continuous-batching engine: prompt chunks and decodes side by side in one
+ragged batch. The pass is the same for both; nothing asks which request is in which phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import chunkattn
+from chunkattn.models.config import ModelConfig
+from chunkattn.models.rope import rope_tables
+from chunkattn.models.weights import DecoderWeights, LayerWeights
+from chunkattn.types import Batch, PagedKV, Plan, Rope
+
+
+class Decoder:
+    """Computes logits of a step and writes its keys and values into the cache.
+
+    Attributes:
+        config: sizes and variants.
+        weights: the parameters; their dtype and device are the decoder's.
+        max_seq_len: positions the RoPE tables cover.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        *,
+        max_seq_len: int | None = None,
+        backend: str | None = None,
+    ) -> None:
+        """Prepares the RoPE tables.
+
+        Args:
+            config: sizes and variants.
+            weights: from `gather_weights`.
+            max_seq_len: positions to make tables for; ``config.max_positions`` by default.
+            backend: the attention backend; None lets chunkattn choose.
+        """
+        self.config = config
+        self.weights = weights
+        self.max_seq_len = max_seq_len or config.max_positions
+        self.backend = backend
+        cos, sin = rope_tables(config.rope, self.max_seq_len, weights.embedding.device)
+        self._rope = Rope(cos, sin, interleaved=config.rope.interleaved)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.embedding.device
+
+    def allocate_cache(self, num_pages: int, page_size: int) -> list[PagedKV]:
+        """An empty paged cache, one pool per layer, of the decoder's dtype."""
+        return [
+            PagedKV.allocate(
+                num_pages,
+                page_size,
+                self.config.num_kv_heads,
+                self.config.head_dim,
+                dtype=self.dtype,
+                device=self.device,
+            )
+            for _ in range(self.config.num_layers)
+        ]
+
+    @torch.inference_mode()
+    def forward(self, input_ids: Tensor, batch: Batch, cache: Sequence[PagedKV], logits_indices: Tensor) -> Tensor:
+        """Runs one step.
+
+        Args:
+            input_ids: [T] int64, the new tokens, requests one after another.
+            batch: lengths and page tables of the requests.
+            cache: one `PagedKV` per layer; the new tokens' keys and values are written into it.
+            logits_indices: [n] int64, the rows of ``input_ids`` whose next-token logits are wanted.
+
+        Returns:
+            [n, vocab_size] fp32 logits.
+        """
+        weights, config = self.weights, self.config
+        # Lengths are the same in every layer, so the step is planned once for each kind of window.
+        plans = {window: self._plan(batch, cache[0], window) for window in set(config.windows)}
+        hidden = F.embedding(input_ids, weights.embedding)
+        for layer, pool, window in zip(weights.layers, cache, config.windows, strict=True):
+            normed = _rms_norm(hidden, layer.attention_norm, config.rms_norm_eps)
+            hidden = hidden + self._attention(normed, layer, pool, batch, plans[window], window)
+            hidden = hidden + _mlp(_rms_norm(hidden, layer.mlp_norm, config.rms_norm_eps), layer)
+        # Only rows somebody samples from: the vocabulary product of a whole prompt would dwarf everything else.
+        last = _rms_norm(hidden[logits_indices], weights.final_norm, config.rms_norm_eps)
+        return F.linear(last, weights.logits).float()
+
+    def _plan(self, batch: Batch, pool: PagedKV, window: int | None) -> Plan:
+        return chunkattn.plan(
+            batch.cu_seqlens_q,
+            batch.seq_lens,
+            num_q_heads=self.config.num_q_heads,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            page_size=pool.k_cache.shape[1],
+            dtype=self.dtype,
+            window=_beside(window),
+            backend=self.backend,
+        )
+
+    def _attention(
+        self, hidden: Tensor, layer: LayerWeights, pool: PagedKV, batch: Batch, plan: Plan, window: int | None
+    ) -> Tensor:
+        config = self.config
+        q, k, v = self._project(hidden, layer)
+        # Writes K (rotated) and V into their pages, and rotates q in place.
+        chunkattn.append_kv(
+            k,
+            v,
+            pool.k_cache,
+            pool.v_cache,
+            batch.block_table,
+            batch.cu_seqlens_q,
+            batch.seq_lens,
+            rope=self._rope,
+            q=q,
+            backend=self.backend,
+        )
+        out = q.new_empty(q.shape)
+        chunkattn.attention(
+            q,
+            pool.k_cache,
+            pool.v_cache,
+            batch.block_table,
+            batch.cu_seqlens_q,
+            batch.seq_lens,
+            window=_beside(window),
+            out=out,
+            plan=plan,
+            backend=self.backend,
+        )
+        return F.linear(out.reshape(-1, config.num_q_heads * config.head_dim), layer.output, layer.output_bias)
+
+    def _project(self, hidden: Tensor, layer: LayerWeights) -> tuple[Tensor, Tensor, Tensor]:
+        """q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, D]; views of one product unless q and k are normalised."""
+        config = self.config
+        heads = F.linear(hidden, layer.qkv, layer.qkv_bias).view(hidden.shape[0], -1, config.head_dim)
+        q, k, v = heads.split((config.num_q_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = _rms_norm(q, layer.q_norm, config.rms_norm_eps)
+            k = _rms_norm(k, layer.k_norm, config.rms_norm_eps)
+        return q, k, v
+
+
+def _beside(window: int | None) -> tuple[int, int]:
+    """A model's window counts the token itself; the operators count the keys beside it."""
+    return (-1, -1) if window is None else (window - 1, -1)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def _mlp(x: Tensor, layer: LayerWeights) -> Tensor:
+    gate, up = F.linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+    return F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
