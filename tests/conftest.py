@@ -22,10 +22,6 @@ BACKENDS = [
 ]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "full: long tier, left out unless -m names it")
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if "full" in (config.option.markexpr or ""):
         return

@@ -11,11 +11,12 @@ import torch
 from chunkattn.testing import BATCHES, AttentionCase
 
 # (kv dtype, None = that of q; how its scales are indexed)
+QUANTIZED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 KV_FORMATS = [
     (None, "none"),
     (torch.float8_e4m3fn, "none"),
-    *((dtype, mode) for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8) for mode in ("tensor", "head", "token_head")),
-]  # fmt: skip
+    *((dtype, mode) for dtype in QUANTIZED for mode in ("tensor", "head", "token_head")),
+]
 HEAD_COUNTS = [(2, 2), (9, 3), (8, 2), (5, 1), (14, 2), (8, 1), (12, 1), (32, 2), (71, 1)]
 
 FACTORS: dict[str, list[Any]] = {

@@ -1,8 +1,9 @@
-"""Masks, windows, soft-cap, ALiBi and sinks: cases drawn from public bug reports, with closed-form answers (d01-d12)."""
+"""Masks, windows, soft-cap, ALiBi and sinks: cases of public bug reports, with closed-form answers (d01-d12)."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -81,7 +82,7 @@ def test_d04_chunks_with_appends_between_equal_one_shot(dtype, backend):
         k_cache = torch.full_like(whole.k_cache, math.nan)
         v_cache = torch.full_like(whole.v_cache, math.nan)
         states = []
-        for begin, end in zip(cuts, cuts[1:], strict=False):
+        for begin, end in itertools.pairwise(cuts):
             batch = (
                 whole.block_table,
                 torch.tensor([0, end - begin], dtype=torch.int32),

@@ -77,9 +77,8 @@ def test_d14_values_narrower_than_keys(page_size, attend):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("kv_dtype", [None, torch.float8_e4m3fn, torch.int8])
 def test_d14_data_that_starts_one_element_into_its_storage(dtype, kv_dtype, attend):
-    case = AttentionCase(
-        "d14c", (5, 1), (40, 17), dtype=dtype, kv_dtype=kv_dtype, q_layout="offset", scale_mode="tensor" if kv_dtype else "none"
-    )  # fmt: skip
+    mode = "none" if kv_dtype is None else "tensor"
+    case = AttentionCase("d14c", (5, 1), (40, 17), dtype=dtype, kv_dtype=kv_dtype, q_layout="offset", scale_mode=mode)
     inputs = build(case)
     moved = {}
     for name in ("k_cache", "v_cache"):
@@ -105,12 +104,14 @@ def test_d15_requests_without_tokens_or_keys(attend):
     out, lse = inputs.empty_state(math.nan)
     attend(inputs, out=out, lse=lse)
     assert_state_close((out, lse), inputs.expected())
-    assert torch.count_nonzero(out[1]) == 0 and torch.isneginf(lse[1]).all()
+    assert torch.count_nonzero(out[1]) == 0
+    assert torch.isneginf(lse[1]).all()
 
     for q_lens, kv_lens in (((0, 0), (12, 0)), ((), ())):
         inputs = build(case.but(q_lens=q_lens, kv_lens=kv_lens))
         out, lse = attend(inputs)
-        assert out.shape == (0, 9, 64) and lse.shape == (0, 9)
+        assert out.shape == (0, 9, 64)
+        assert lse.shape == (0, 9)
 
 
 @pytest.mark.parametrize("kv_dtype", [None, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
@@ -128,7 +129,7 @@ def test_d18_dead_slots_and_pages_may_hold_anything(kv_dtype, q_len, attend):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("q, k, lse", [(240.0, -250.0, -7500 + math.log(4)), (280.0, 250.0, 8750 + math.log(4))])
+@pytest.mark.parametrize(("q", "k", "lse"), [(240.0, -250.0, -7500 + math.log(4)), (280.0, 250.0, 8750 + math.log(4))])
 def test_d19_scores_beyond_any_sentinel(dtype, q, k, lse, attend):
     case = AttentionCase("d19", (1,), (4,), num_q_heads=1, num_kv_heads=1, dtype=dtype, softmax_scale=0.125)
     contents = uniform_probe(case)
@@ -159,7 +160,8 @@ def test_d22_a_page_id_outside_the_pool_is_refused_and_named(page, attend):
     out, lse = inputs.empty_state(7.0)
     with pytest.raises(ValueError, match=rf"block_table: expected .*got {page}.*request 1.*column 2"):
         attend(inputs, out=out, lse=lse)
-    assert (out == 7.0).all() and (lse == 7.0).all()
+    assert (out == 7.0).all()
+    assert (lse == 7.0).all()
 
 
 def test_d22_several_tokens_a_request_equal_single_token_decodes(attend):
@@ -228,7 +230,8 @@ def test_d28_padding_tokens_are_written_as_empty(attend):
     inputs = build(AttentionCase("padded", (2, 1), (20, 33), padding=13, sinks=True))
     out, lse = inputs.empty_state(math.nan)
     attend(inputs, out=out, lse=lse)
-    assert torch.count_nonzero(out[3:]) == 0 and torch.isneginf(lse[3:]).all()
+    assert torch.count_nonzero(out[3:]) == 0
+    assert torch.isneginf(lse[3:]).all()
     assert_state_close((out, lse), inputs.expected())
 
 

@@ -49,7 +49,8 @@ def test_d26_the_workspace_is_exactly_as_large_as_reported(attend_with, workspac
     size, guard = workspace_size(inputs), 4096
     buffer = torch.full((size + 2 * guard,), 0xA5, dtype=torch.uint8)
     state = attend_with(inputs, workspace=buffer[guard : guard + size])
-    assert (buffer[:guard] == 0xA5).all() and (buffer[guard + size :] == 0xA5).all()
+    assert (buffer[:guard] == 0xA5).all()
+    assert (buffer[guard + size :] == 0xA5).all()
     assert_state_close(state, inputs.expected())
 
 
@@ -67,7 +68,8 @@ def test_d26_one_byte_less_is_refused_before_anything_is_written(attend_with, ba
     out, lse = inputs.empty_state(7.0)
     with pytest.raises(ValueError, match="workspace: expected"):
         attend_with(inputs, plan=plan, workspace=exact[:-1], out=out, lse=lse, backend=None)
-    assert (out == 7.0).all() and (lse == 7.0).all()
+    assert (out == 7.0).all()
+    assert (lse == 7.0).all()
 
 
 def test_a_plan_serves_every_layer_and_is_compared_with_the_call(attend_with, backend):

@@ -57,7 +57,8 @@ def test_contents_do_not_depend_on_pages_or_poison(kv_dtype, scale_mode):
     assert torch.isfinite(out).all()
     for poison in ("inf", "zero", "garbage"):
         other = build(case, poison=poison, page_seed=4).expected()
-        assert torch.equal(other[0], out) and torch.equal(other[1], lse)
+        assert torch.equal(other[0], out)
+        assert torch.equal(other[1], lse)
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
@@ -89,7 +90,8 @@ def test_rounding_to_float8_equals_the_cast_in_range(dtype):
 def test_rounding_clamps_and_keeps_nan():
     x = torch.tensor([1000.0, 449.0, -1e4, math.nan, math.inf, -math.inf, 1.0625, 1.1875])
     stored = quantize(x, 1.0, torch.float8_e4m3fn).float()
-    assert stored[:3].tolist() == [448.0, 448.0, -448.0] and stored[3].isnan()
+    assert stored[:3].tolist() == [448.0, 448.0, -448.0]
+    assert stored[3].isnan()
     assert stored[4:].tolist() == [448.0, -448.0, 1.0, 1.25]  # ties to even
     assert quantize(x, 100.0, torch.int8).tolist() == [10, 4, -100, 0, 127, -127, 0, 0]
     assert quantize(torch.tensor([0.5, 1.5, 2.5, -0.5]), 1.0, torch.int8).tolist() == [0, 2, 2, 0]

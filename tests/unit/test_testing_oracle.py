@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -65,7 +66,7 @@ def test_window_counts_keys_beside_the_query():
 
 
 def test_softcap_before_mask():
-    _, out, lse = probe((1,), (65,), softcap=1.0)
+    _, _out, lse = probe((1,), (65,), softcap=1.0)
     assert lse == pytest.approx([math.log(65)])
 
 
@@ -95,7 +96,7 @@ def test_alibi_counts_from_the_query():
     assert lse[:, 0].tolist() == pytest.approx([0.902089, 0.914267, 0.921581, 0.925991], abs=1e-6)
 
 
-@pytest.mark.parametrize("kv_len, out, lse", [(3, 1.2, math.log(5)), (0, 0.0, LN2)])
+@pytest.mark.parametrize(("kv_len", "out", "lse"), [(3, 1.2, math.log(5)), (0, 0.0, LN2)])
 def test_sink_enters_the_denominator_once(kv_len, out, lse):
     case = AttentionCase(
         "sink", (1,), (kv_len,), num_q_heads=1, num_kv_heads=1, head_dim=16, dtype=torch.float32, sinks=True
@@ -136,8 +137,10 @@ def test_quantised_cache_is_multiplied_by_its_scales():
 def test_padding_rows_are_empty():
     case = AttentionCase("padded", (2, 1), (5, 9), padding=3, sinks=True, dtype=torch.float32)
     out, lse = build(case).expected()
-    assert torch.count_nonzero(out[3:]) == 0 and torch.isneginf(lse[3:]).all()
-    assert torch.isfinite(out).all() and torch.isfinite(lse[:3]).all()
+    assert torch.count_nonzero(out[3:]) == 0
+    assert torch.isneginf(lse[3:]).all()
+    assert torch.isfinite(out).all()
+    assert torch.isfinite(lse[:3]).all()
 
 
 def test_lanes_and_needles():
@@ -157,7 +160,8 @@ def test_layout_of_the_pool_does_not_matter(batch):
     assert torch.isfinite(plain_out).all()
     for layout in ("hnd", "fused", "layers", "lanes"):
         out, lse = build(case.but(layout=layout, page_size=5), page_seed=3).expected()
-        assert torch.equal(out, plain_out) and torch.equal(lse, plain_lse)
+        assert torch.equal(out, plain_out)
+        assert torch.equal(lse, plain_lse)
 
 
 def test_chunks_add_up_to_the_whole_prompt():
@@ -165,7 +169,7 @@ def test_chunks_add_up_to_the_whole_prompt():
     inputs = build(case)
     whole, whole_lse = inputs.expected()
     for cuts in ([0, 37, 63, 100], [0, 64, 99, 100]):
-        parts = inputs.recut([(0, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]).expected()
+        parts = inputs.recut([(0, a, b) for a, b in itertools.pairwise(cuts)]).expected()
         assert (parts[0] - whole).abs().max() < 1e-14
         assert (parts[1] - whole_lse).abs().max() < 1e-14
 
@@ -184,11 +188,12 @@ def test_merging_disjoint_keys_gives_the_whole():
         left.q, left.k_cache, left.v_cache, table[:, 5:], left.cu_seqlens_q, torch.tensor([40]), causal=True
     )
     merged = merge_states_oracle(*first, *second)
-    assert (merged[0] - whole[0]).abs().max() < 1e-12 and (merged[1] - whole[1]).abs().max() < 1e-12
+    assert (merged[0] - whole[0]).abs().max() < 1e-12
+    assert (merged[1] - whole[1]).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize(
-    "a, b, out, lse",
+    ("a", "b", "out", "lse"),
     [
         ((1, math.log(8)), (0, LN2), 0.8, math.log(10)),
         ((math.nan, -math.inf), (7, 2.0), 7, 2.0),
