@@ -165,7 +165,7 @@ def append_kv(
         block_table, cu_seqlens_q, seq_lens: as in `attention`. Padding tokens past ``cu_seqlens_q[B]`` are not
             written.
         slot_mapping: int32 or int64 [≤ T], ``page * P + slot`` of each token, -1 = skip; replaces the derived
-            slots. Tokens past its end are not written.
+            slots. Tokens past its end are not written; a token that is not written is not rotated either.
         k_scale, v_scale: fp32. [] and [Hkv] are read: stored = round(clamp(x / scale)), to nearest even. [N, P,
             Hkv] is written: every token and head gets scale = max|x| / largest stored value (dynamic
             quantisation). None is scale 1.
@@ -298,41 +298,30 @@ def plan(
     validate.tensors(cu_seqlens_q=cu_seqlens_q, seq_lens=seq_lens)
     left, right = validate.window(window)
     splits = validate.num_splits(num_splits, invariant)
-    spec = AttentionSpec(
-        seq_lens.device.type,
-        dtype,
-        dtype,
+    args = PlanArgs(
+        cu_seqlens_q,
+        seq_lens,
+        seq_lens.new_empty(0, dtype=torch.int64),
         num_q_heads,
         num_kv_heads,
         head_dim,
         head_dim if head_dim_v is None else head_dim_v,
         page_size,
-        causal,
-        left >= 0 or right >= 0,
-        invariant=invariant,
-    )
-    chosen = choose.backend(spec, backend)
-    name = choose.name_of(chosen)
-    words = torch.empty(chosen.plan_words(seq_lens.shape[0]), dtype=torch.int64, device=seq_lens.device)
-    args = PlanArgs(
-        cu_seqlens_q,
-        seq_lens,
-        words,
-        num_q_heads,
-        num_kv_heads,
-        head_dim,
-        page_size,
+        dtype,
         causal,
         left,
         right,
         invariant,
         splits,
         layout,
-        name,
+        backend,
     )
+    chosen = choose.backend(validate.plan(args), backend)
+    words = torch.empty(chosen.plan_words(seq_lens.shape[0]), dtype=torch.int64, device=seq_lens.device)
+    args = args._replace(words=words, backend=choose.name_of(chosen))
     ops.plan(*args)
-    size = chosen.plan_workspace_bytes(args, spec.head_dim_v, max_tokens, max_seq_len)
-    return Plan(words, name, num_q_heads, num_kv_heads, size)
+    size = chosen.plan_workspace_bytes(args, max_tokens, max_seq_len)
+    return Plan(words, args.backend or "", num_q_heads, num_kv_heads, size)
 
 
 def copy_pages(cache: Tensor, source: Tensor, target: Tensor, *, backend: str | None = None) -> None:

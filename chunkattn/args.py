@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -73,7 +74,9 @@ class PlanArgs(NamedTuple):
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
+    head_dim_v: int
     page_size: int
+    dtype: torch.dtype
     causal: bool
     window_left: int
     window_right: int

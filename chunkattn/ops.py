@@ -18,7 +18,6 @@ from chunkattn.plan import choose
 from chunkattn.types import AttentionSpec
 
 _LIBRARY = torch.library.Library("chunkattn", "DEF")
-_DEVICES = ("CPU", "CUDA")
 
 _SCHEMAS = (
     "attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor cu_seqlens_q, Tensor seq_lens, "
@@ -31,8 +30,8 @@ _SCHEMAS = (
     "merge_states(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor(a!) out, Tensor(b!) lse, "
     "str? backend) -> ()",
     "plan(Tensor cu_seqlens_q, Tensor seq_lens, Tensor(a!) words, int num_q_heads, int num_kv_heads, int head_dim, "
-    "int page_size, bool causal, int window_left, int window_right, bool invariant, int num_splits, str layout, "
-    "str? backend) -> ()",
+    "int head_dim_v, int page_size, ScalarType dtype, bool causal, int window_left, int window_right, "
+    "bool invariant, int num_splits, str layout, str? backend) -> ()",
     "copy_pages(Tensor(a!) cache, Tensor source, Tensor target, str? backend) -> ()",
     "gather_pages(Tensor cache, Tensor pages, Tensor(a!) out, str? backend) -> ()",
     "scatter_pages(Tensor block, Tensor(a!) cache, Tensor pages, str? backend) -> ()",
@@ -42,6 +41,13 @@ _SCHEMAS = (
 def _attention(*values: Any) -> None:
     args = AttentionArgs._make(values)
     choose.backend(validate.attention(args), args.backend).attention(args)
+
+
+def _attention_cpu(*values: Any) -> None:
+    # The dispatcher takes this path only if every tensor is on the CPU.
+    args = AttentionArgs._make(values)
+    if not choose.first("cpu").repeat_attention(args):
+        choose.backend(validate.attention(args), args.backend).attention(args)
 
 
 def _append_kv(*values: Any) -> None:
@@ -112,8 +118,8 @@ def _check_scatter_pages(block: Tensor, cache: Tensor, pages: Tensor, backend: s
 def _define(schema: str, impl: Callable[..., None], fake: Callable[..., None]) -> None:
     name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    for device in _DEVICES:
-        _LIBRARY.impl(name, impl, device)
+    _LIBRARY.impl(name, _attention_cpu if impl is _attention else impl, "CPU")
+    _LIBRARY.impl(name, impl, "CUDA")
     torch.library.register_fake(f"chunkattn::{name}", fake, lib=_LIBRARY)
 
 

@@ -382,21 +382,27 @@ def plan(a: PlanArgs) -> AttentionSpec:
     _plan_words("words", a.words, seq_lens.device)
     if a.num_kv_heads < 1 or a.num_q_heads < 1 or a.num_q_heads % a.num_kv_heads:
         _bad("num_q_heads", f"a positive multiple of num_kv_heads {a.num_kv_heads}", a.num_q_heads)
-    if a.head_dim < 8 or a.head_dim > MAX_HEAD_DIM or a.head_dim % 8:
-        _bad("head_dim", f"a multiple of 8 up to {MAX_HEAD_DIM}", a.head_dim)
+    for arg, dim in (("head_dim", a.head_dim), ("head_dim_v", a.head_dim_v)):
+        if dim < 8 or dim > MAX_HEAD_DIM or dim % 8:
+            _bad(arg, f"a multiple of 8 up to {MAX_HEAD_DIM}", dim)
     if a.page_size < 1:
         _bad("page_size", "at least 1", a.page_size)
+    if a.dtype not in DTYPES:
+        raise TypeError(f"dtype: expected bfloat16, float16 or float32, got {a.dtype}")
     if a.layout not in ("NHD", "HND"):
         _bad("layout", "'NHD' or 'HND'", repr(a.layout))
     return AttentionSpec(
         seq_lens.device.type,
-        torch.float32,
-        torch.float32,
+        a.dtype,
+        a.dtype,
         a.num_q_heads,
         a.num_kv_heads,
         a.head_dim,
-        a.head_dim,
+        a.head_dim_v,
         a.page_size,
+        a.causal,
+        a.window_left >= 0 or a.window_right >= 0,
+        invariant=a.invariant,
     )
 
 

@@ -39,14 +39,19 @@ class Backend(Protocol):
     def plan_words(self, num_requests: int) -> int:
         """Length of a plan (int64 words)."""
 
-    def plan_workspace_bytes(
-        self, args: PlanArgs, head_dim_v: int, max_tokens: int | None, max_seq_len: int | None
-    ) -> int:
+    def plan_workspace_bytes(self, args: PlanArgs, max_tokens: int | None, max_seq_len: int | None) -> int:
         """Workspace bytes that suffice for the plan in `args.words`."""
 
     def plan(self, args: PlanArgs) -> None: ...
 
     def attention(self, args: AttentionArgs) -> None: ...
+
+    def repeat_attention(self, args: AttentionArgs) -> bool:
+        """Runs a call that differs from an earlier one in nothing that validation or the choice of a backend looks at.
+
+        False, and nothing done, if there was no such call. `args` have not been validated. This is how every layer of
+        a step but the first skips most of the call's overhead; a backend without such a memory returns False.
+        """
 
     def append_kv(self, args: AppendArgs) -> None: ...
 

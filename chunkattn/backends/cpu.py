@@ -11,7 +11,7 @@ from torch import Tensor
 from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs
 from chunkattn.backends.base import Support
 from chunkattn.env import SETTINGS
-from chunkattn.plan.work import WorkSpec, max_partial_rows, plan_words
+from chunkattn.plan.work import plan_words
 from chunkattn.types import AttentionSpec
 
 __all__ = ["plan_words"]
@@ -52,60 +52,42 @@ def _core() -> ModuleType:
     return core
 
 
-def _work_spec(
-    num_q_heads: int,
-    num_kv_heads: int,
-    causal: bool,
-    left: int,
-    right: int,
-    invariant: bool,
-    num_splits: int,
-    layout: str,
-) -> WorkSpec:
-    """Page-major decode items where a page's heads lie side by side (NHD), head-major ones otherwise."""
-    return WorkSpec(
-        num_q_heads,
-        num_kv_heads,
-        causal,
-        left,
-        right,
-        invariant,
-        num_splits,
-        num_workers=torch.get_num_threads(),
-        decode_heads=num_kv_heads if layout == "NHD" else 1,
-        **_core().work_defaults(),
-    )
-
-
 def workspace_bytes(spec: AttentionSpec, max_tokens: int, max_seq_len: int, num_splits: int) -> int:
-    work = _work_spec(spec.num_q_heads, spec.num_kv_heads, spec.causal, -1, -1, spec.invariant, num_splits, "NHD")
-    return max_partial_rows(work, max_tokens, max_seq_len) * (spec.head_dim_v + 2) * _FLOAT_BYTES
+    rows = _core().max_partial_rows(
+        max_tokens,
+        max_seq_len,
+        spec.num_q_heads,
+        spec.num_kv_heads,
+        spec.head_dim,
+        spec.head_dim_v,
+        spec.dtype,
+        spec.invariant,
+        num_splits,
+        torch.get_num_threads(),
+    )
+    return _partial_bytes(rows, spec.head_dim_v)
 
 
-def plan_workspace_bytes(args: PlanArgs, head_dim_v: int, max_tokens: int | None, max_seq_len: int | None) -> int:
-    partial_rows = int(_core().plan_partial_rows(args.words))
-    return partial_rows * (head_dim_v + 2) * _FLOAT_BYTES
+def plan_workspace_bytes(args: PlanArgs, max_tokens: int | None, max_seq_len: int | None) -> int:
+    return _partial_bytes(_core().plan_partial_rows(args.words), args.head_dim_v)
+
+
+def _partial_bytes(rows: int, head_dim_v: int) -> int:
+    """A partial row is an unnormalised out row, its maximum and its sum."""
+    return rows * (head_dim_v + 2) * _FLOAT_BYTES
 
 
 def plan(a: PlanArgs) -> None:
-    _core().plan(
-        a.cu_seqlens_q,
-        a.seq_lens,
-        a.words,
-        a.num_q_heads,
-        a.num_kv_heads,
-        a.causal,
-        a.window_left,
-        a.window_right,
-        a.invariant,
-        a.num_splits,
-        a.layout == "NHD",
-        torch.get_num_threads(),
-    )
+    _core().plan(a, torch.get_num_threads())
 
 
 def attention(a: AttentionArgs) -> None:
-    _core().attention(a, torch.get_num_threads())
+    _core().attention(a, torch.get_num_threads(), True)
+
+
+def repeat_attention(a: AttentionArgs) -> bool:
+    core = _native()
+    return not isinstance(core, str) and core.attention(a, torch.get_num_threads(), False)
 
 
 def append_kv(a: AppendArgs) -> None:

@@ -35,7 +35,7 @@ def workspace_bytes(spec: AttentionSpec, max_tokens: int, max_seq_len: int, num_
     return 0
 
 
-def plan_workspace_bytes(args: PlanArgs, head_dim_v: int, max_tokens: int | None, max_seq_len: int | None) -> int:
+def plan_workspace_bytes(args: PlanArgs, max_tokens: int | None, max_seq_len: int | None) -> int:
     return 0
 
 
@@ -211,17 +211,22 @@ def _keep(a: AttentionArgs, begin: int, q_pos: Tensor, kv_pos: Tensor, kv_len: i
     return keep
 
 
+def repeat_attention(a: AttentionArgs) -> bool:
+    return False
+
+
 def append_kv(a: AppendArgs) -> None:
     starts, lens = contents.check_lengths(a.cu_seqlens_q, a.seq_lens, a.k.shape[0])
     page_size, num_pages = a.k_cache.shape[1], a.k_cache.shape[0]
     slots = contents.slots(a.slot_mapping, a.block_table, starts, lens, num_pages, page_size)
-    positions = contents.rope_positions(a, starts, lens) if a.rope_cos is not None else None
+    positions = contents.rope_positions(a, starts, lens, slots) if a.rope_cos is not None else None
     tokens = torch.tensor([token for token, _ in slots], dtype=torch.long, device=a.k.device)
     slot = torch.tensor([slot for _, slot in slots], dtype=torch.long, device=a.k.device)
     page, offset = torch.div(slot, page_size, rounding_mode="floor"), slot % page_size
     k = a.k
     if positions is not None:
-        assert a.rope_cos is not None and a.rope_sin is not None
+        assert a.rope_cos is not None
+        assert a.rope_sin is not None
         known = torch.tensor([p for _, p in positions], dtype=torch.long, device=k.device)
         rows = torch.tensor([t for t, _ in positions], dtype=torch.long, device=k.device)
         cos, sin = a.rope_cos[known], a.rope_sin[known]
@@ -276,10 +281,10 @@ def merge_states(a: MergeArgs) -> None:
     total = weight_a + weight_b
     parts = []
     for out, weight in ((a.out_a, weight_a), (a.out_b, weight_b)):
-        share = torch.where(total > 0, weight / total, torch.zeros_like(total))[..., None]
+        share = torch.where(total == 0, torch.zeros_like(total), weight / total)[..., None]
         parts.append(torch.where(weight[..., None] == 0, torch.zeros_like(share), out.double() * share))
     a.out.copy_((parts[0] + parts[1]).to(a.out.dtype))
-    a.lse.copy_((finite + total.log()).to(torch.float32))
+    a.lse.copy_(torch.where(top == math.inf, top, finite + total.log()).to(torch.float32))
 
 
 def copy_pages(cache: Tensor, source: Tensor, target: Tensor) -> None:

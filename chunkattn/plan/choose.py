@@ -33,6 +33,12 @@ def backend(spec: AttentionSpec, name: str | None = None) -> Backend:
     raise UnsupportedError(f"no backend can serve this problem; {'; '.join(refusals)}")
 
 
+@functools.cache
+def first(device_type: str) -> Backend:
+    """The backend that is asked first for a device."""
+    return backends.load(backends.candidates(device_type)[0])
+
+
 def name_of(module: Backend) -> str:
     """The registered name of a backend module."""
     return next(name for name in backends.MODULES if backends.load(name) is module)

@@ -108,8 +108,10 @@ def check_appended(starts: list[int], lens: list[int]) -> None:
             )
 
 
-def rope_positions(a: AppendArgs, starts: list[int], lens: list[int]) -> list[tuple[int, int]]:
-    """(token, position) of every token that RoPE turns."""
+def rope_positions(
+    a: AppendArgs, starts: list[int], lens: list[int], written: list[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """(token, position) of every token that RoPE turns: the written ones; a skipped token's position may be garbage."""
     assert a.rope_cos is not None
     if a.rope_positions is not None:
         pairs = list(enumerate(a.rope_positions.tolist()))[: starts[-1]]
@@ -119,6 +121,8 @@ def rope_positions(a: AppendArgs, starts: list[int], lens: list[int]) -> list[tu
         for request, kv_len in enumerate(lens):
             first = kv_len - (starts[request + 1] - starts[request])
             pairs += [(token, first + token - starts[request]) for token in range(starts[request], starts[request + 1])]
+    kept = {token for token, _ in written}
+    pairs = [(token, position) for token, position in pairs if token in kept]
     for token, position in pairs:
         if not 0 <= position < a.rope_cos.shape[0]:
             raise ValueError(

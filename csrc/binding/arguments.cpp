@@ -9,16 +9,16 @@ alignas(8) char kEmpty[8] = {};
 // Walks a named tuple field by field.
 class Fields {
  public:
-  Fields(PyObject* tuple, Py_ssize_t count) : tuple_(tuple) {
+  Fields(PyObject* tuple, Py_ssize_t count, Signature* signature = nullptr) : tuple_(tuple), signature_(signature) {
     if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != count)
       throw py::type_error("args: expected the named tuple of chunkattn.args with " + std::to_string(count) + " fields");
   }
 
   Tensor tensor(const char* arg, int rank, ElementType type = ElementType::kFloat) {
-    return read_tensor(arg, next(), rank, type);
+    return signed_(read_tensor(arg, next(), rank, type));
   }
   Tensor optional(const char* arg, int rank, ElementType type = ElementType::kFloat) {
-    return read_optional(arg, next(), rank, type);
+    return signed_(read_optional(arg, next(), rank, type));
   }
   // Slot tensors may be int32 or int64.
   Tensor optional_index(const char* arg) {
@@ -31,19 +31,38 @@ class Fields {
   double number() {
     const double value = PyFloat_AsDouble(next());
     if (value == -1.0 && PyErr_Occurred()) throw py::error_already_set();
+    if (signature_) signature_->add(value);
     return value;
   }
   int64_t integer() {
     const int64_t value = PyLong_AsLongLong(next());
     if (value == -1 && PyErr_Occurred()) throw py::error_already_set();
+    if (signature_) signature_->add(value);
     return value;
   }
-  bool boolean() { return PyObject_IsTrue(next()) == 1; }
+  bool boolean() {
+    const bool value = PyObject_IsTrue(next()) == 1;
+    if (signature_) signature_->add(static_cast<int64_t>(value));
+    return value;
+  }
+  std::string text() {
+    PyObject* object = next();
+    std::string value = object == Py_None ? std::string() : std::string(py::str(py::handle(object)));
+    if (signature_) signature_->add(value);
+    return value;
+  }
+  DType dtype(const char* arg) { return read_dtype(arg, next()); }
 
  private:
   PyObject* next() { return PyTuple_GET_ITEM(tuple_, position_++); }
 
+  Tensor signed_(Tensor tensor) {
+    if (signature_) signature_->add(tensor);
+    return tensor;
+  }
+
   PyObject* tuple_;
+  Signature* signature_;
   Py_ssize_t position_ = 0;
 };
 
@@ -94,8 +113,38 @@ StateView state_of(const Tensor& out, const Tensor& lse) {
 
 }  // namespace
 
-AttentionCall read_attention(PyObject* args) {
-  Fields fields(args, 23);
+AttentionParams plan_facts(int64_t num_tokens, int64_t num_q_heads, int64_t num_kv_heads, int64_t head_dim,
+                           int64_t head_dim_v, DType dtype, bool nhd) {
+  AttentionParams p;
+  p.num_tokens = num_tokens, p.num_q_heads = num_q_heads, p.num_kv_heads = num_kv_heads;
+  p.head_dim = head_dim, p.head_dim_v = head_dim_v;
+  p.dtype = dtype;
+  p.k.stride_slot = nhd ? num_kv_heads : 1, p.k.stride_head = nhd ? 1 : 2;
+  return p;
+}
+
+PlanCall read_plan(PyObject* args) {
+  Fields fields(args, 16);
+  PlanCall call;
+  call.cu_seqlens_q = fields.tensor("cu_seqlens_q", 1, ElementType::kInt32);
+  call.seq_lens = fields.tensor("seq_lens", 1, ElementType::kInt32);
+  call.words = fields.tensor("words", 1, ElementType::kInt64);
+  const int64_t num_q_heads = fields.integer(), num_kv_heads = fields.integer();
+  const int64_t head_dim = fields.integer(), head_dim_v = fields.integer();
+  fields.integer();  // page_size: no part of the plan on a CPU
+  const DType dtype = fields.dtype("dtype");
+  const bool causal = fields.boolean();
+  const int64_t window_left = fields.integer(), window_right = fields.integer();
+  const bool invariant = fields.boolean();
+  call.num_splits = fields.integer();
+  call.facts = plan_facts(0, num_q_heads, num_kv_heads, head_dim, head_dim_v, dtype, fields.text() == "NHD");
+  call.facts.causal = causal, call.facts.window_left = window_left, call.facts.window_right = window_right;
+  call.facts.invariant = invariant;
+  return call;
+}
+
+AttentionCall read_attention(PyObject* args, Signature* signature) {
+  Fields fields(args, 23, signature);
   const Tensor q = fields.tensor("q", 3);
   const Tensor k_cache = fields.tensor("k_cache", 4);
   const Tensor v_cache = fields.tensor("v_cache", 4);
@@ -142,6 +191,9 @@ AttentionCall read_attention(PyObject* args) {
   p.softcap = static_cast<float>(fields.number());
   p.invariant = fields.boolean();
   call.num_splits = fields.integer();
+  fields.text();  // backend: signed only
+  static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
+  call.q_requires_grad = py::bool_(py::handle(PyTuple_GET_ITEM(args, 0)).attr(py::handle(requires_grad)));
   return call;
 }
 

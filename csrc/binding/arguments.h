@@ -2,6 +2,7 @@
 #pragma once
 #include "chunkattn/core/params.h"
 #include "chunkattn/sched/plan.h"
+#include "signature.h"
 #include "tensor.h"
 
 namespace chunkattn {
@@ -13,9 +14,22 @@ struct AttentionCall {
   int64_t plan_words = 0;
   void* workspace = nullptr;      // may be nullptr
   int64_t workspace_bytes = 0;
+  bool q_requires_grad = false;
 };
 
-AttentionCall read_attention(PyObject* args);
+struct PlanCall {
+  Tensor cu_seqlens_q, seq_lens, words;
+  AttentionParams facts;  // no data
+  int64_t num_splits = 0;
+};
+
+// The problem facts that a plan depends on, without data.
+AttentionParams plan_facts(int64_t num_tokens, int64_t num_q_heads, int64_t num_kv_heads, int64_t head_dim,
+                           int64_t head_dim_v, DType dtype, bool nhd);
+
+// `signature` receives everything validation looks at: presence, dtype, sizes, strides, options.
+AttentionCall read_attention(PyObject* args, Signature* signature);
+PlanCall read_plan(PyObject* args);
 AppendParams read_append(PyObject* args);
 MergeParams read_merge(PyObject* args);
 

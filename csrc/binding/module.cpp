@@ -10,34 +10,37 @@
 #include "check.h"
 #include "merge_states.h"
 #include "pages.h"
+#include "signature.h"
 
 namespace chunkattn {
 namespace {
 
+constexpr uintptr_t kWorkspaceAlignment = 64;
+
 const IsaTable* isa = nullptr;
 
 void select_isa(const std::string& name) {
-  const IsaTable* found = name.empty() ? best_isa() : find_isa(name.c_str());
+  const IsaTable* found = isa_table(name.c_str());
   if (!found) refuse("isa: expected one that this processor has, got '" + name + "'");
   isa = found;
 }
 
-PlanSpec spec_of(const AttentionCall& call, int num_threads) {
-  const AttentionParams& p = call.params;
-  PlanSpec spec = default_plan_spec();
-  spec.num_q_heads = p.num_q_heads, spec.num_kv_heads = p.num_kv_heads;
-  spec.causal = p.causal, spec.window_left = p.window_left, spec.window_right = p.window_right;
-  spec.invariant = p.invariant, spec.num_splits = call.num_splits;
-  spec.num_workers = num_threads;
-  spec.decode_heads = p.k.stride_head <= p.k.stride_slot ? p.num_kv_heads : 1;
-  return spec;
-}
-
-void attention_call(const py::object& args, int num_threads) {
-  const AttentionCall call = read_attention(args.ptr());
-  const PlanSpec spec = spec_of(call, num_threads);
+// A call whose shapes, dtypes, strides and options equal those of an earlier, validated one needs no second validation:
+// every layer of a step repeats the first one's. Holding the GIL guards the cache.
+bool attention_call(const py::object& args, int num_threads, bool validated) {
+  static SignatureCache known;
+  Signature signature;
+  const AttentionCall call = read_attention(args.ptr(), &signature);
+  if (!validated && !known.contains(signature)) return false;
+  if (validated && !call.q_requires_grad) known.insert(signature);
+  if (call.plan && call.plan_words != plan_words(call.params.batch.num_requests))
+    refuse("plan: expected " + std::to_string(plan_words(call.params.batch.num_requests)) + " words for " +
+           std::to_string(call.params.batch.num_requests) + " requests, got " + std::to_string(call.plan_words));
+  if (reinterpret_cast<uintptr_t>(call.workspace) % kWorkspaceAlignment)
+    refuse("workspace: expected a data pointer aligned to 64 bytes, got one that is not");
   const py::gil_scoped_release released;
-  attention(call.params, spec, call.plan, call.plan_words, call.workspace, call.workspace_bytes, num_threads, *isa);
+  attention(call.params, *isa, num_threads, call.num_splits, call.plan, call.workspace, call.workspace_bytes);
+  return true;
 }
 
 void append_call(const py::object& args, int num_threads) {
@@ -52,26 +55,18 @@ void merge_call(const py::object& args, int num_threads) {
   merge_states(params, num_threads);
 }
 
-void plan_call(const py::object& cu_seqlens_q, const py::object& seq_lens, const py::object& words, int64_t num_q_heads,
-               int64_t num_kv_heads, bool causal, int64_t window_left, int64_t window_right, bool invariant,
-               int64_t num_splits, bool nhd, int num_threads) {
-  const Tensor cu = read_tensor("cu_seqlens_q", cu_seqlens_q.ptr(), 1, ElementType::kInt32);
-  const Tensor lens = read_tensor("seq_lens", seq_lens.ptr(), 1, ElementType::kInt32);
-  const Tensor plan = read_tensor("words", words.ptr(), 1, ElementType::kInt64);
+void plan_call(const py::object& args, int num_threads) {
+  PlanCall call = read_plan(args.ptr());
   BatchView batch;
-  batch.cu_seqlens_q = cu.as<const int32_t>(), batch.seq_lens = lens.as<const int32_t>();
-  batch.num_requests = lens.size[0];
-  if (plan.size[0] != plan_words(batch.num_requests))
+  batch.cu_seqlens_q = call.cu_seqlens_q.as<const int32_t>(), batch.seq_lens = call.seq_lens.as<const int32_t>();
+  batch.num_requests = call.seq_lens.size[0];
+  if (call.words.size[0] != plan_words(batch.num_requests))
     refuse("words: expected " + std::to_string(plan_words(batch.num_requests)) + " entries, got " +
-           std::to_string(plan.size[0]));
+           std::to_string(call.words.size[0]));
   check_lengths(batch, INT32_MAX);
-  PlanSpec spec = default_plan_spec();
-  spec.num_q_heads = num_q_heads, spec.num_kv_heads = num_kv_heads;
-  spec.causal = causal, spec.window_left = window_left, spec.window_right = window_right;
-  spec.invariant = invariant, spec.num_splits = num_splits;
-  spec.num_workers = num_threads;
-  spec.decode_heads = nhd ? num_kv_heads : 1;
-  make_plan(spec, batch.cu_seqlens_q, batch.seq_lens, batch.num_requests, plan.as<int64_t>());
+  call.facts.num_tokens = batch.cu_seqlens_q[batch.num_requests];
+  make_plan(plan_spec(call.facts, *isa, num_threads, call.num_splits), batch.cu_seqlens_q, batch.seq_lens,
+            batch.num_requests, call.words.as<int64_t>());
 }
 
 int64_t plan_partial_rows(const py::object& words) {
@@ -80,16 +75,12 @@ int64_t plan_partial_rows(const py::object& words) {
   return Plan(plan.as<const int64_t>()).header().partial_rows;
 }
 
-py::dict work_defaults() {
-  const PlanSpec spec = default_plan_spec();
-  py::dict facts;
-  facts["items_per_worker"] = spec.items_per_worker;
-  facts["tile_rows"] = spec.tile_rows;
-  facts["decode_rows"] = spec.decode_rows;
-  facts["kv_tile"] = spec.kv_tile;
-  facts["min_split"] = spec.min_split;
-  facts["invariant_split"] = spec.invariant_split;
-  return facts;
+int64_t most_partial_rows(int64_t max_tokens, int64_t max_seq_len, int64_t num_q_heads, int64_t num_kv_heads,
+                          int64_t head_dim, int64_t head_dim_v, const py::object& dtype, bool invariant,
+                          int64_t num_splits, int num_threads) {
+  AttentionParams facts = plan_facts(max_tokens, num_q_heads, num_kv_heads, head_dim, head_dim_v, read_dtype("dtype", dtype.ptr()), true);
+  facts.invariant = invariant;
+  return max_partial_rows(plan_spec(facts, *isa, num_threads, num_splits), max_tokens, max_seq_len);
 }
 
 // A pool or dense block as pages; `index` None takes the pages in order.
@@ -162,14 +153,14 @@ PYBIND11_MODULE(_native, m) {
   m.def("isas", [] {
     py::list names;
     for (const char* name : {"avx512bf16", "avx512", "avx2", "portable"})
-      if (find_isa(name)) names.append(name);
+      if (isa_table(name)) names.append(name);
     return names;
   });
   m.def("select_isa", &select_isa);
   m.def("isa", [] { return std::string(isa->name); });
-  m.def("work_defaults", &work_defaults);
   m.def("plan", &plan_call);
   m.def("plan_partial_rows", &plan_partial_rows);
+  m.def("max_partial_rows", &most_partial_rows);
   m.def("attention", &attention_call);
   m.def("append_kv", &append_call);
   m.def("merge_states", &merge_call);

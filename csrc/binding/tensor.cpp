@@ -104,6 +104,12 @@ Tensor read_tensor(const char* arg, PyObject* object, int rank, ElementType type
   return tensor;
 }
 
+DType read_dtype(const char* arg, PyObject* object) {
+  for (const KnownDtype& entry : known)
+    if (entry.object == object && entry.type == ElementType::kFloat && entry.element_size > 1) return entry.dtype;
+  throw py::type_error(std::string(arg) + ": expected torch.bfloat16, float16 or float32, got another");
+}
+
 Tensor read_optional(const char* arg, PyObject* object, int rank, ElementType type) {
   return object == Py_None ? Tensor{} : read_tensor(arg, object, rank, type);
 }

@@ -37,6 +37,9 @@ Tensor read_tensor(const char* arg, PyObject* object, int rank, ElementType type
 // None gives a Tensor with `given` false.
 Tensor read_optional(const char* arg, PyObject* object, int rank, ElementType type);
 
+// A torch dtype that q can have.
+DType read_dtype(const char* arg, PyObject* object);
+
 // Looks up torch's dtype objects; call once at import.
 void load_dtypes();
 

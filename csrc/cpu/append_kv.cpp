@@ -52,6 +52,7 @@ void find_positions(const AppendParams& p, std::vector<Token>& tokens) {
   for (int64_t i = 0; i < p.batch.num_requests; ++i) {
     const int64_t begin = p.batch.cu_seqlens_q[i], end = p.batch.cu_seqlens_q[i + 1];
     for (int64_t t = begin; t < end; ++t) {
+      if (tokens[t].page < 0) continue;  // skipped by slot_mapping; its position may be garbage
       const int64_t position = p.rope.positions ? p.rope.positions[t] : p.batch.seq_lens[i] - end + t;
       if (position < 0 || position >= p.rope.num_positions)
         refuse("rope.cos: expected a row for position " + std::to_string(position) + " of token " +
