@@ -1,0 +1,234 @@
+// A work item of few packed rows: head dims lie in the vector lanes, keys and values are read where they are.
+//
+// Bound by memory, not arithmetic, so the order of reads decides: block by block of keys, all KV heads of the item
+// before the next block, which walks a pool with the heads inside the page in address order; the next block is
+// prefetched meanwhile, since scattered pages defeat the hardware's prefetcher.
+#pragma once
+#include "../scratch.h"
+#include "decode_product.h"
+#include "epilogue.h"
+#include "score.h"
+
+namespace chunkattn {
+namespace CHUNKATTN_ISA {
+
+// Byte offsets of a block's keys in both pools.
+struct DecodeBlock {
+  int64_t begin, count;
+  int64_t *keys, *values;  // [kDecodeKeys]
+};
+
+template <class Compute>
+class DecodeItem {
+ public:
+  static int64_t scratch_bytes(const AttentionParams& p, int64_t max_rows, int64_t max_heads) {
+    Scratch measure(nullptr);
+    DecodeItem item(p, measure, max_rows, max_heads);
+    return measure.used();
+  }
+
+  DecodeItem(const AttentionParams& p, Scratch& scratch, int64_t max_rows, int64_t max_heads)
+      : p_(p), units_(p.head_dim / Compute::kPerUnit), value_units_(p.head_dim_v / Compute::kPerUnit),
+        q_pitch_(round_up_to(units_, kLanes)), out_pitch_(round_up_to(p.head_dim_v, kLanes * Compute::kPerUnit)) {
+    q_ = scratch.take<uint32_t>(max_heads * max_rows * q_pitch_);
+    out_ = scratch.take<float>(max_heads * max_rows * out_pitch_);
+    max_ = scratch.take<float>(max_heads * max_rows);
+    sum_ = scratch.take<float>(max_heads * max_rows);
+    scores_ = scratch.take<float>(max_rows * kDecodePitch);
+    converted_ = scratch.take<uint32_t>(kDecodeKeys * max_of(units_, value_units_));
+    zeros_ = scratch.take<uint32_t>(out_pitch_);
+    row_ = scratch.take<float>(out_pitch_);
+    key_scale_ = scratch.take<float>(kDecodePitch);
+    value_scale_ = scratch.take<float>(kDecodePitch);
+    for (DecodeBlock& block : blocks_) {
+      block.keys = scratch.take<int64_t>(kDecodeKeys);
+      block.values = scratch.take<int64_t>(kDecodeKeys);
+    }
+    pointers_ = scratch.take<const char*>(kDecodePitch);
+  }
+
+  // Returns false, with nothing written, if NaN or infinity behind a key that some row must not see may have spoilt
+  // that row: the item then has to be done by the prefill kernel, which can set such values apart.
+  bool run(const WorkItem& item, float* partials) {
+    const Request request(p_, item.request);
+    const int64_t num_rows = item.row_end - item.row_begin, heads = item.kv_head_end - item.kv_head_begin;
+    const int64_t first_position = request.first_new_key() + item.row_begin / request.group;
+    const int64_t last_position = request.first_new_key() + (item.row_end - 1) / request.group;
+    const int64_t begin = visible_keys(p_, request, item, first_position).begin;
+    const int64_t end = visible_keys(p_, request, item, last_position).end;
+    start(request, item);
+    const KeyAddress key_address(p_, p_.k, item.request, bytes_of(p_.k.dtype));
+    const KeyAddress value_address(p_, p_.v, item.request, bytes_of(p_.v.dtype));
+    locate(key_address, value_address, begin, end, blocks_[0]);
+    for (int64_t b = begin, parity = 0; b < end; b += kDecodeKeys, parity ^= 1) {
+      const DecodeBlock& block = blocks_[parity];
+      DecodeBlock& next = blocks_[parity ^ 1];
+      locate(key_address, value_address, b + kDecodeKeys, end, next);
+      for (int64_t h = 0; h < heads; ++h) {
+        prefetch(next, item, h, heads);
+        meet(request, item, key_address, value_address, block, h, num_rows);
+      }
+    }
+    const bool rows_differ = num_rows > request.group || p_.tree_mask != nullptr;
+    if (rows_differ && !all_finite(heads * num_rows)) return false;
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t r = 0; r < num_rows; ++r) {
+        const int64_t state = h * num_rows + r;
+        Compute::in_order(out_ + state * out_pitch_, row_, out_pitch_);
+        leave_row(p_, request, item, item.kv_head_begin + h, item.row_begin + r, max_[state], sum_[state], row_, partials);
+      }
+    return true;
+  }
+
+ private:
+  void start(const Request& request, const WorkItem& item) {
+    const RowConverter convert = row_converter<Compute>(p_.dtype);
+    int64_t state = 0;
+    for (int64_t head = item.kv_head_begin; head < item.kv_head_end; ++head)
+      for (int64_t row = item.row_begin; row < item.row_end; ++row, ++state) {
+        const int64_t token = request.first_token + row / request.group;
+        const int64_t q_head = head * request.group + row % request.group;
+        uint32_t* target = q_ + state * q_pitch_;
+        convert(static_cast<const char*>(p_.q) +
+                    (token * p_.q_stride_token + q_head * p_.q_stride_head) * bytes_of(p_.dtype),
+                target, p_.head_dim);
+        for (int64_t u = units_; u < q_pitch_; ++u) target[u] = 0;
+        max_[state] = -kInfinity;
+        sum_[state] = 0.0f;
+      }
+    memset(out_, 0, state * out_pitch_ * 4);
+    memset(zeros_, 0, out_pitch_ * 4);
+  }
+
+  void locate(const KeyAddress& keys, const KeyAddress& values, int64_t begin, int64_t end, DecodeBlock& block) {
+    block.begin = begin;
+    block.count = max_of(min_of(end - begin, kDecodeKeys), 0);
+    keys.offsets(begin, begin + block.count, block.keys);
+    values.offsets(begin, begin + block.count, block.values);
+  }
+
+  // The h-th of `heads` equal parts of a block's lines, tokens in order.
+  void prefetch(const DecodeBlock& block, const WorkItem& item, int64_t h, int64_t heads) const {
+    const int64_t first = block.count * h / heads, last = block.count * (h + 1) / heads;
+    prefetch_rows(p_.k, block.keys, first, last, item, p_.head_dim);
+    prefetch_rows(p_.v, block.values, first, last, item, p_.head_dim_v);
+  }
+
+  void prefetch_rows(const PagedPool& pool, const int64_t* offsets, int64_t first, int64_t last, const WorkItem& item,
+                     int64_t dim) const {
+    const int64_t bytes = bytes_of(pool.dtype), row_bytes = dim * bytes;
+    for (int64_t i = first; i < last; ++i)
+      for (int64_t head = item.kv_head_begin; head < item.kv_head_end; ++head) {
+        const char* row = static_cast<const char*>(pool.data) + offsets[i] + head * pool.stride_head * bytes;
+        for (int64_t line = 0; line < row_bytes; line += 64) __builtin_prefetch(row + line, 0, 3);
+      }
+  }
+
+  // Rows of a block for one head, in place or converted; behind them copies of the last pointer as padding.
+  void point(const PagedPool& pool, const int64_t* offsets, int64_t count, int64_t kv_head, int64_t dim, bool keys) {
+    const int64_t bytes = bytes_of(pool.dtype), units = dim / Compute::kPerUnit;
+    const char* base = static_cast<const char*>(pool.data) + kv_head * pool.stride_head * bytes;
+    if (pool.dtype == Compute::kNative) {
+      for (int64_t i = 0; i < count; ++i) pointers_[i] = base + offsets[i];
+    } else {
+      const RowConverter convert = row_converter<Compute>(pool.dtype);
+      for (int64_t i = 0; i < count; ++i) {
+        convert(base + offsets[i], converted_ + i * units, dim);
+        pointers_[i] = reinterpret_cast<const char*>(converted_ + i * units);
+      }
+    }
+    const char* beyond = keys ? pointers_[count - 1] : reinterpret_cast<const char*>(zeros_);
+    for (int64_t i = count; i < round_up_to(count, kLanes); ++i) pointers_[i] = beyond;
+  }
+
+  void meet(const Request& request, const WorkItem& item, const KeyAddress& key_address, const KeyAddress& value_address,
+            const DecodeBlock& block, int64_t h, int64_t num_rows) {
+    const int64_t kv_head = item.kv_head_begin + h;
+    const ScoreRule rule(p_, kv_head);
+    point(p_.k, block.keys, block.count, kv_head, p_.head_dim, true);
+    const uint32_t* q = q_ + h * num_rows * q_pitch_;
+    decode_scores_of<Compute>(num_rows, q, q_pitch_, units_, pointers_, block.count, scores_);
+    if (rule.has_key_scales) load_scales(key_address, block, kv_head, key_scale_);
+    const bool value_scales = p_.v.scale.mode == ScaleMode::kPerTokenHead;
+    if (value_scales) load_scales(value_address, block, kv_head, value_scale_);
+    float rescale[kMaxDecodeRows];
+    for (int64_t r = 0; r < num_rows; ++r)
+      rescale[r] = weigh_row(request, item, rule, block, kv_head, h * num_rows + r, r, value_scales);
+    point(p_.v, block.values, block.count, kv_head, p_.head_dim_v, false);
+    decode_values_of<Compute>(num_rows, scores_, pointers_, block.count, value_units_, rescale,
+                              out_ + h * num_rows * out_pitch_, out_pitch_);
+  }
+
+  void load_scales(const KeyAddress& address, const DecodeBlock& block, int64_t kv_head, float* target) {
+    address.scales(block.begin, block.begin + block.count, kv_head, target);
+    for (int64_t i = block.count; i < kDecodePitch; ++i) target[i] = 1.0f;
+  }
+
+  // Scores of one row of the block into weights, in place; returns the factor for the older sums of values.
+  float weigh_row(const Request& request, const WorkItem& item, const ScoreRule& rule, const DecodeBlock& block,
+                  int64_t kv_head, int64_t state, int64_t r, bool value_scales) {
+    float* scores = scores_ + r * kDecodePitch;
+    const int64_t row = item.row_begin + r, token = row / request.group;
+    const int64_t position = request.first_new_key() + token;
+    const KeyRange keys = visible_keys(p_, request, item, position);
+    const int64_t padded = round_up_to(block.count, 2 * kLanes);
+    const Vi begin = splat_int(static_cast<int32_t>(keys.begin));
+    const Vi end = splat_int(static_cast<int32_t>(max_of(min_of(keys.end, block.begin + block.count), 0)));
+    const int64_t q_head = kv_head * request.group + row % request.group;
+    const float slope =
+        rule.has_slopes ? p_.alibi_slopes[request.index * p_.alibi_stride_request + q_head * p_.alibi_stride_head] : 0.0f;
+    Vf top = splat(-kInfinity);
+    for (int64_t i = 0; i < padded; i += kLanes) {
+      const Vi key = count_from(static_cast<int32_t>(block.begin + i));
+      Vf s = load(scores + i);
+      if (rule.transforms)
+        s = rule.apply(s, rule.has_key_scales ? load(key_scale_ + i) : splat(1.0f), splat(slope),
+                       to_float(sub_int(key, splat_int(static_cast<int32_t>(position)))));
+      s = select(in_range(key, begin, end), s, splat(-kInfinity));
+      store(scores + i, s);
+      top = max(top, s);
+    }
+    if (p_.tree_mask && block.begin + block.count > request.first_new_key()) {
+      top = splat(-kInfinity);
+      for (int64_t i = max_of(request.first_new_key() - block.begin, 0); i < block.count; ++i)
+        if (!tree_sees(p_, request, token, block.begin + i)) scores[i] = -kInfinity;
+      for (int64_t i = 0; i < padded; i += kLanes) top = max(top, load(scores + i));
+    }
+    const float factor = rule.softmax_factor(), block_max = max_lane(top) * factor, held = max_[state];
+    float shrink = 1.0f;
+    if (held + kLazyRise < block_max) {
+      shrink = max_lane(exp2_of(splat(held - block_max)));
+      max_[state] = block_max;
+    }
+    const Vf minus = sub(splat(0.0f), finite_max(splat(max_[state])));
+    Vf total = splat(0.0f);
+    for (int64_t i = 0; i < padded; i += 2 * kLanes) {
+      Vf a = exp2_of<Compute::kExp2Degree>(madd(load(scores + i), splat(factor), minus));
+      Vf b = exp2_of<Compute::kExp2Degree>(madd(load(scores + i + kLanes), splat(factor), minus));
+      total = add(total, add(a, b));
+      if (value_scales) {
+        a = mul(a, load(value_scale_ + i));
+        b = mul(b, load(value_scale_ + i + kLanes));
+      }
+      Compute::store_weights(scores, i, a, b);
+    }
+    sum_[state] = sum_[state] * shrink + sum(total);
+    return shrink;
+  }
+
+  bool all_finite(int64_t states) const {
+    Vf doubt = splat(0.0f);  // x * 0 is NaN unless x is finite
+    for (int64_t i = 0; i < states * out_pitch_; i += kLanes) doubt = madd(load(out_ + i), splat(0.0f), doubt);
+    return sum(doubt) == 0.0f;
+  }
+
+  const AttentionParams& p_;
+  const int64_t units_, value_units_, q_pitch_, out_pitch_;
+  uint32_t *q_, *converted_, *zeros_;
+  float *out_, *max_, *sum_, *scores_, *row_, *key_scale_, *value_scale_;
+  DecodeBlock blocks_[2];
+  const char** pointers_;
+};
+
+}  // namespace CHUNKATTN_ISA
+}  // namespace chunkattn

@@ -1,0 +1,279 @@
+// A work item of many packed rows: scores transposed, so that query rows lie in the vector lanes.
+//
+// Keys and values of a block are staged once and then met by every tile of rows of the item. Blocks begin at absolute
+// multiples of their size and every step depends on the row alone, so a row's bits do not change with the rows beside
+// it: this is the only kernel of the invariant mode.
+#pragma once
+#include "../attention.h"
+#include "../scratch.h"
+#include "epilogue.h"
+#include "product.h"
+#include "score.h"
+#include "softmax.h"
+#include "stage.h"
+
+namespace chunkattn {
+namespace CHUNKATTN_ISA {
+
+constexpr int64_t kTileRows = kTileVecs * kLanes;
+
+// State of all rows of an item, tile by tile; rows of a tile in the lanes.
+struct States {
+  float* out;  // [tiles][head_dim_v][tile pitch]
+  float *max, *sum;  // [tiles * kTileRows]
+
+  void reset(int64_t padded_rows, int64_t head_dim_v) {
+    memset(out, 0, padded_rows * head_dim_v * 4);
+    for (int64_t i = 0; i < padded_rows; ++i) {
+      max[i] = -kInfinity;
+      sum[i] = 0.0f;
+    }
+  }
+};
+
+template <class Compute>
+class PrefillItem {
+ public:
+  // Bytes of scratch for an item of up to max_rows rows.
+  static int64_t scratch_bytes(const AttentionParams& p, int64_t max_rows) {
+    Scratch measure(nullptr);
+    PrefillItem item(p, measure, max_rows);
+    return measure.used();
+  }
+
+  PrefillItem(const AttentionParams& p, Scratch& scratch, int64_t max_rows)
+      : p_(p), units_(p.head_dim / Compute::kPerUnit) {
+    const int64_t rows = round_up_to(max_rows, kTileRows), keys = Compute::kBlockKeys;
+    q_ = scratch.take<uint32_t>(rows * units_);
+    states_ = take_states(scratch, rows);
+    if (p.invariant) joined_ = take_states(scratch, rows);
+    stage_.keys = scratch.take<uint32_t>(keys * units_);
+    stage_.values = scratch.take<uint32_t>(keys * p.head_dim_v);
+    stage_.rows = scratch.take<uint32_t>(2 * p.head_dim_v + 16);
+    stage_.offsets = scratch.take<int64_t>(keys);
+    stage_.key_scale = p.k.scale.mode == ScaleMode::kPerTokenHead ? scratch.take<float>(keys) : nullptr;
+    stage_.value_scale = p.v.scale.mode == ScaleMode::kPerTokenHead ? scratch.take<float>(keys) : nullptr;
+    scores_ = scratch.take<float>(keys * kTileRows);
+    poison_ = scratch.take<float>(keys * p.head_dim_v);
+    poisoned_ = scratch.take<bool>(keys);
+    row_ = scratch.take<float>(4 * max_of(p.head_dim, p.head_dim_v) + 16);
+    rows_.begin = scratch.take<int32_t>(rows);
+    rows_.end = scratch.take<int32_t>(rows);
+    rows_.position = scratch.take<int32_t>(rows);
+    rows_.slope = p.alibi_slopes ? scratch.take<float>(rows) : nullptr;
+  }
+
+  void run(const WorkItem& item, int64_t kv_head, float* partials) {
+    const Request request(p_, item.request);
+    const int64_t num_rows = item.row_end - item.row_begin;
+    padded_rows_ = round_up_to(num_rows, kTileRows);
+    rows_.fill(p_, request, item, kv_head, padded_rows_);
+    pack_queries(request, item, kv_head);
+    // A key that some rows must not see may hold NaN or infinity in V, which 0 weights do not silence. Rare: found by
+    // its trace in the result, and then done again with such values set apart.
+    if (!accumulate(request, item, kv_head, false)) accumulate(request, item, kv_head, true);
+    const States& result = invariant_splits_ > 1 ? joined_ : states_;
+    for (int64_t t = 0; t < num_tiles(); ++t) leave_tile(request, item, kv_head, t, num_rows, result, partials);
+  }
+
+ private:
+  States take_states(Scratch& scratch, int64_t rows) const {
+    States s;
+    s.out = scratch.take<float>(rows * p_.head_dim_v);
+    s.max = scratch.take<float>(rows);
+    s.sum = scratch.take<float>(rows);
+    return s;
+  }
+
+  int64_t num_tiles() const { return padded_rows_ / kTileRows; }
+
+  // The last tile may need fewer vectors than the others.
+  int tile_vecs(int64_t tile, int64_t num_rows) const {
+    return static_cast<int>(min_of(kTileVecs, (num_rows - tile * kTileRows + kLanes - 1) / kLanes));
+  }
+
+  void pack_queries(const Request& request, const WorkItem& item, int64_t kv_head) {
+    const RowConverter convert = row_converter<Compute>(p_.dtype);
+    const int64_t num_rows = item.row_end - item.row_begin;
+    for (int64_t t = 0; t < num_tiles(); ++t) {
+      const int64_t pitch = tile_vecs(t, num_rows) * kLanes;
+      uint32_t* tile = q_ + t * kTileRows * units_;
+      for (int64_t r = 0; r < pitch; r += 4) {
+        const void* sources[4];
+        for (int64_t i = 0; i < 4; ++i) {
+          const int64_t row = min_of(item.row_begin + t * kTileRows + r + i, item.row_end - 1);
+          const int64_t token = request.first_token + row / request.group;
+          const int64_t head = kv_head * request.group + row % request.group;
+          const char* source = static_cast<const char*>(p_.q) +
+                               (token * p_.q_stride_token + head * p_.q_stride_head) * bytes_of(p_.dtype);
+          uint32_t* converted = reinterpret_cast<uint32_t*>(row_) + i * units_;
+          if (p_.dtype != Compute::kNative) convert(source, converted, p_.head_dim);
+          sources[i] = p_.dtype != Compute::kNative ? static_cast<const void*>(converted) : source;
+        }
+        for (int64_t u = 0; u < units_; u += 4) {
+          const void* from[4];
+          void* to[4];
+          for (int64_t i = 0; i < 4; ++i) {
+            from[i] = static_cast<const uint32_t*>(sources[i]) + u;
+            to[i] = tile + (u + i) * pitch + r;
+          }
+          transpose4(from, to);
+        }
+      }
+    }
+  }
+
+  // Walks the item's keys. Returns false if a non-finite result was left and `careful` is off.
+  bool accumulate(const Request& request, const WorkItem& item, int64_t kv_head, bool careful) {
+    constexpr int64_t kKeys = Compute::kBlockKeys;
+    const int64_t num_rows = item.row_end - item.row_begin;
+    const int64_t begin = rows_.begin[0], end = rows_.end[num_rows - 1];
+    const ScoreRule rule(p_, kv_head);
+    const KeyAddress key_address(p_, p_.k, item.request, bytes_of(p_.k.dtype));
+    const KeyAddress value_address(p_, p_.v, item.request, bytes_of(p_.v.dtype));
+    states_.reset(padded_rows_, p_.head_dim_v);
+    invariant_splits_ = begin < end && p_.invariant ? (end - 1) / kInvariantSplit - begin / kInvariantSplit + 1 : 1;
+    if (invariant_splits_ > 1) joined_.reset(padded_rows_, p_.head_dim_v);
+    for (int64_t b = begin / kKeys * kKeys; b < end; b += kKeys) {
+      const Block block{b, max_of(b, begin), min_of(b + kKeys, end)};
+      stage_.load_keys(p_, key_address, block, kv_head);
+      stage_.load_values(p_, value_address, block, kv_head);
+      if (careful) set_poison_apart(block);
+      for (int64_t t = 0; t < num_tiles(); ++t) {
+        meet(request, item, rule, block, t, num_rows);
+        if (careful) add_poison(request, item, block, t, num_rows);
+      }
+      if (invariant_splits_ > 1 && (b + kKeys >= end || (b + kKeys) % kInvariantSplit == 0)) fold(num_rows);
+    }
+    return careful || all_finite(num_rows);
+  }
+
+  // One tile of rows against the staged block.
+  void meet(const Request& request, const WorkItem& item, const ScoreRule& rule, const Block& block, int64_t tile,
+            int64_t num_rows) {
+    const int64_t row0 = tile * kTileRows, last_row = min_of(row0 + kTileRows, num_rows) - 1;
+    const int64_t begin = max_of(block.begin, rows_.begin[row0]), end = min_of(block.end, rows_.end[last_row]);
+    if (begin >= end) return;
+    const int vecs = tile_vecs(tile, num_rows);
+    const int64_t pitch = vecs * kLanes;
+    const int64_t first = (begin - block.block_begin) / 8 * 8, last = round_up_to(end - block.block_begin, 8);
+    alignas(64) float block_max[kTileRows], rescale[kTileRows];
+    for (int v = 0; v < vecs; ++v) store(block_max + v * kLanes, splat(-kInfinity));
+    const uint32_t* q = q_ + row0 * units_;
+    for (int64_t key = first; key < last; key += kTileBroadcasts)
+      score_tile_of<Compute>(vecs, stage_.keys + key * units_, units_, q, units_, scores_ + (key - first) * pitch, block_max);
+
+    const int64_t first_key = block.block_begin + first, last_key = block.block_begin + last;
+    const bool masked = rows_.begin[last_row] > first_key || rows_.end[row0] < last_key ||
+                        (p_.tree_mask && last_key > request.first_new_key());
+    if (masked || rule.transforms)
+      finish_scores<Compute>(p_, request, item, rule, rows_, row0, vecs, first_key, last - first, masked,
+                             stage_.key_scale + first, scores_, block_max);
+
+    const float factor = rule.softmax_factor();
+    const bool moved = raise_max(block_max, factor, vecs, states_.max + row0, rescale);
+    weigh_of<Compute>(vecs, scores_, last - first, factor, states_.max + row0, rescale,
+                      stage_.value_scale ? stage_.value_scale + first : nullptr, states_.sum + row0);
+    float* out = states_.out + row0 * p_.head_dim_v;
+    const int64_t first_unit = first / Compute::kPerUnit, units = (last - first) / Compute::kPerUnit;
+    for (int64_t c = 0; c < p_.head_dim_v; c += kTileBroadcasts) {
+      const uint32_t* panel = stage_.values + (c / kTileBroadcasts * stage_.kUnits + first_unit) * kTileBroadcasts;
+      value_tile_of<Compute>(vecs, panel, reinterpret_cast<const uint32_t*>(scores_), units, out + c * pitch,
+                             moved ? rescale : nullptr);
+    }
+  }
+
+  // Moves NaN and infinities of the staged values to poison_.
+  void set_poison_apart(const Block& block) {
+    memset(poison_, 0, Compute::kBlockKeys * p_.head_dim_v * 4);
+    memset(poisoned_, 0, Compute::kBlockKeys);
+    stage_.take_poison(block, p_.head_dim_v, [this](int64_t key, int64_t column, float value) {
+      poison_[key * p_.head_dim_v + column] = value;
+      poisoned_[key] = true;
+    });
+  }
+
+  // Gives NaN and infinities of V to those rows that see their keys.
+  void add_poison(const Request& request, const WorkItem& item, const Block& block, int64_t tile, int64_t num_rows) {
+    const int64_t row0 = tile * kTileRows, pitch = tile_vecs(tile, num_rows) * kLanes;
+    float* out = states_.out + row0 * p_.head_dim_v;
+    for (int64_t key = block.begin; key < block.end; ++key) {
+      const int64_t i = key - block.block_begin;
+      if (!poisoned_[i]) continue;
+      const float scale = stage_.value_scale ? stage_.value_scale[i] : 1.0f;
+      for (int64_t row = row0; row < min_of(row0 + kTileRows, num_rows); ++row) {
+        if (key < rows_.begin[row] || key >= rows_.end[row]) continue;
+        if (!tree_sees(p_, request, (item.row_begin + row) / request.group, key)) continue;
+        for (int64_t c = 0; c < p_.head_dim_v; ++c)
+          if (poison_[i * p_.head_dim_v + c] != 0.0f) out[c * pitch + row - row0] += poison_[i * p_.head_dim_v + c] * scale;
+      }
+    }
+  }
+
+  bool all_finite(int64_t num_rows) const {
+    for (const States* s : {&states_, &joined_}) {
+      if (s == &joined_ && invariant_splits_ <= 1) break;
+      for (int64_t t = 0; t < num_tiles(); ++t) {
+        const float* out = s->out + t * kTileRows * p_.head_dim_v;
+        const int64_t count = tile_vecs(t, num_rows) * kLanes * p_.head_dim_v;
+        Vf doubt = splat(0.0f);  // x * 0 is NaN unless x is finite
+        for (int64_t i = 0; i < count; i += kLanes) doubt = madd(load(out + i), splat(0.0f), doubt);
+        if (!(sum(doubt) == 0.0f)) return false;
+      }
+    }
+    return true;
+  }
+
+  // Invariant mode: joins the state of the split just walked to those before it, as merge_splits does, and starts afresh.
+  void fold(int64_t num_rows) {
+    for (int64_t t = 0; t < num_tiles(); ++t) {
+      const int vecs = tile_vecs(t, num_rows);
+      for (int v = 0; v < vecs; ++v) {
+        const int64_t lane0 = t * kTileRows + v * kLanes;
+        const JoinFactors f = join_factors(load(joined_.max + lane0), load(states_.max + lane0));
+        float* target = joined_.out + t * kTileRows * p_.head_dim_v + v * kLanes;
+        const float* source = states_.out + t * kTileRows * p_.head_dim_v + v * kLanes;
+        for (int64_t c = 0; c < p_.head_dim_v; ++c, target += vecs * kLanes, source += vecs * kLanes)
+          store(target, join(load(target), f.left, load(source), f.right));
+        store(joined_.sum + lane0, join(load(joined_.sum + lane0), f.left, load(states_.sum + lane0), f.right));
+        store(joined_.max + lane0, f.max);
+      }
+    }
+    states_.reset(padded_rows_, p_.head_dim_v);
+  }
+
+  void leave_tile(const Request& request, const WorkItem& item, int64_t kv_head, int64_t tile, int64_t num_rows,
+                  const States& state, float* partials) {
+    const int64_t row0 = tile * kTileRows, pitch = tile_vecs(tile, num_rows) * kLanes, columns = p_.head_dim_v;
+    const float* out = state.out + row0 * columns;
+    for (int64_t r = 0; r < min_of(kTileRows, num_rows - row0); r += 4) {
+      for (int64_t c = 0; c < columns; c += 4) {
+        const void* from[4];
+        void* to[4];
+        for (int64_t i = 0; i < 4; ++i) {
+          from[i] = out + (c + i) * pitch + r;
+          to[i] = row_ + i * columns + c;
+        }
+        transpose4(from, to);
+      }
+      for (int64_t i = 0; i < min_of(4, num_rows - row0 - r); ++i) {
+        const int64_t row = row0 + r + i;
+        leave_row(p_, request, item, kv_head, item.row_begin + row, state.max[row], state.sum[row], row_ + i * columns,
+                  partials);
+      }
+    }
+  }
+
+  const AttentionParams& p_;
+  const int64_t units_;
+  int64_t padded_rows_ = 0, invariant_splits_ = 1;
+  uint32_t* q_;  // [tiles][units][tile pitch]
+  States states_{}, joined_{};
+  Stage<Compute> stage_{};
+  float *scores_, *row_, *poison_;
+  bool* poisoned_;
+  Rows rows_{};
+};
+
+}  // namespace CHUNKATTN_ISA
+}  // namespace chunkattn
