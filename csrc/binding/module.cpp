@@ -149,7 +149,7 @@ void scatter_pages_call(const py::object& block_arg, const py::object& cache_arg
 PYBIND11_MODULE(_native, m) {
   using namespace chunkattn;
   m.doc() = "The native core of chunkattn. Private: use the functions of the package, which validate.";
-  load_dtypes();
+  load_torch();
   m.def("isas", [] {
     py::list names;
     for (const char* name : {"avx512bf16", "avx512", "avx2", "portable"})
@@ -167,5 +167,6 @@ PYBIND11_MODULE(_native, m) {
   m.def("copy_pages", &copy_pages_call);
   m.def("gather_pages", &gather_pages_call);
   m.def("scatter_pages", &scatter_pages_call);
+  m.def("read_through_attributes", &read_through_attributes);
   select_isa("");
 }

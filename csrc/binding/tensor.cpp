@@ -1,10 +1,15 @@
 #include "tensor.h"
 
+#include <algorithm>
+
+#include "dlpack.h"
+
 namespace chunkattn {
 namespace {
 
 struct KnownDtype {
   const char* name;
+  uint8_t code;  // DLPack's
   ElementType type;
   DType dtype;
   int64_t element_size;
@@ -13,16 +18,20 @@ struct KnownDtype {
 
 // The common ones first: the search is linear.
 KnownDtype known[] = {
-    {"bfloat16", ElementType::kFloat, DType::kBF16, 2, nullptr},
-    {"float32", ElementType::kFloat, DType::kF32, 4, nullptr},
-    {"int32", ElementType::kInt32, DType::kF32, 4, nullptr},
-    {"float16", ElementType::kFloat, DType::kF16, 2, nullptr},
-    {"int64", ElementType::kInt64, DType::kF32, 8, nullptr},
-    {"int8", ElementType::kFloat, DType::kI8, 1, nullptr},
-    {"float8_e4m3fn", ElementType::kFloat, DType::kE4M3, 1, nullptr},
-    {"float8_e5m2", ElementType::kFloat, DType::kE5M2, 1, nullptr},
-    {"uint8", ElementType::kUInt8, DType::kF32, 1, nullptr},
+    {"bfloat16", dlpack::kBFloat, ElementType::kFloat, DType::kBF16, 2, nullptr},
+    {"float32", dlpack::kFloat, ElementType::kFloat, DType::kF32, 4, nullptr},
+    {"int32", dlpack::kInt, ElementType::kInt32, DType::kF32, 4, nullptr},
+    {"float16", dlpack::kFloat, ElementType::kFloat, DType::kF16, 2, nullptr},
+    {"int64", dlpack::kInt, ElementType::kInt64, DType::kF32, 8, nullptr},
+    {"int8", dlpack::kInt, ElementType::kFloat, DType::kI8, 1, nullptr},
+    {"float8_e4m3fn", dlpack::kFloat8E4M3FN, ElementType::kFloat, DType::kE4M3, 1, nullptr},
+    {"float8_e5m2", dlpack::kFloat8E5M2, ElementType::kFloat, DType::kE5M2, 1, nullptr},
+    {"uint8", dlpack::kUInt, ElementType::kUInt8, DType::kF32, 1, nullptr},
 };
+
+// torch's exchange table; nullptr where this torch has none of our version.
+const dlpack::ExchangeApi* exchange = nullptr;
+PyTypeObject* tensor_class = nullptr;
 
 PyObject* interned(const char* name) { return PyUnicode_InternFromString(name); }
 
@@ -61,14 +70,43 @@ void read_integers(const char* arg, PyObject* tuple, int64_t* values, int* count
   }
 }
 
-}  // namespace
-
-void load_dtypes() {
-  const py::module_ torch = py::module_::import("torch");
-  for (KnownDtype& entry : known) entry.object = py::object(torch.attr(entry.name)).release().ptr();
+const dlpack::ExchangeApi* find_exchange(const py::object& tensor_type) {
+  const py::object capsule = py::getattr(tensor_type, "__dlpack_c_exchange_api__", py::none());
+  if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
+  const auto* api = static_cast<dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  while (api && api->major_version != dlpack::kMajorVersion) api = api->previous;
+  return api && api->tensor_from_py_object ? api : nullptr;
 }
 
-Tensor read_tensor(const char* arg, PyObject* object, int rank) {
+void set_dtype(Tensor& tensor, const KnownDtype& entry) {
+  tensor.type = entry.type;
+  tensor.dtype = entry.dtype;
+  tensor.element_size = entry.element_size;
+}
+
+// About 30 ns, a tenth of what attributes cost.
+Tensor read_record(const char* arg, PyObject* object) {
+  dlpack::TensorRecord record;
+  if (exchange->tensor_from_py_object(object, &record) != 0) throw py::error_already_set();
+  if (record.device_type != dlpack::kCpu && record.device_type != dlpack::kCudaHost &&
+      record.device_type != dlpack::kRocmHost)
+    throw py::value_error(std::string(arg) + ": expected a tensor on the CPU, got one on another device");
+  if (record.num_dims > kMaxTensorDims)
+    throw py::value_error(std::string(arg) + ": expected at most 8 dimensions, got " + std::to_string(record.num_dims));
+  Tensor tensor;
+  tensor.num_dims = record.num_dims;
+  std::copy(record.shape, record.shape + record.num_dims, tensor.size);
+  std::copy(record.strides, record.strides + record.num_dims, tensor.stride);
+  tensor.data = record.data ? static_cast<char*>(record.data) + record.byte_offset : nullptr;
+  for (const KnownDtype& entry : known) {
+    if (entry.code != record.dtype.code || entry.element_size * 8 != record.dtype.bits) continue;
+    set_dtype(tensor, entry);
+    break;
+  }
+  return tensor;
+}
+
+Tensor read_attributes(const char* arg, PyObject* object) {
   static PyObject* const shape_name = interned("shape");
   static PyObject* const stride_name = interned("stride");
   static PyObject* const dtype_name = interned("dtype");
@@ -76,23 +114,40 @@ Tensor read_tensor(const char* arg, PyObject* object, int rank) {
   Tensor tensor;
   const Owned shape(PyObject_GetAttr(object, shape_name));
   read_integers(arg, shape.get(), tensor.size, &tensor.num_dims);
-  if (rank >= 0 && tensor.num_dims != rank)
-    throw py::value_error(std::string(arg) + ": expected " + std::to_string(rank) + " dimensions, got " +
-                          std::to_string(tensor.num_dims));
   const Owned stride(PyObject_CallMethodNoArgs(object, stride_name));
   int strides = 0;
   read_integers(arg, stride.get(), tensor.stride, &strides);
   const Owned dtype(PyObject_GetAttr(object, dtype_name));
   for (const KnownDtype& entry : known) {
     if (entry.object != dtype.get()) continue;
-    tensor.type = entry.type;
-    tensor.dtype = entry.dtype;
-    tensor.element_size = entry.element_size;
+    set_dtype(tensor, entry);
     break;
   }
   const Owned data(PyObject_CallMethodNoArgs(object, data_ptr_name));
   tensor.data = PyLong_AsVoidPtr(data.get());
   if (PyErr_Occurred()) throw py::error_already_set();
+  return tensor;
+}
+
+}  // namespace
+
+void load_torch() {
+  const py::module_ torch = py::module_::import("torch");
+  for (KnownDtype& entry : known) entry.object = py::object(torch.attr(entry.name)).release().ptr();
+  py::object tensor_type = torch.attr("Tensor");
+  exchange = find_exchange(tensor_type);
+  tensor_class = reinterpret_cast<PyTypeObject*>(tensor_type.release().ptr());
+}
+
+void read_through_attributes() { exchange = nullptr; }
+
+Tensor read_tensor(const char* arg, PyObject* object, int rank) {
+  if (!PyObject_TypeCheck(object, tensor_class))
+    throw py::type_error(std::string(arg) + ": expected a tensor, got " + Py_TYPE(object)->tp_name);
+  Tensor tensor = exchange ? read_record(arg, object) : read_attributes(arg, object);
+  if (rank >= 0 && tensor.num_dims != rank)
+    throw py::value_error(std::string(arg) + ": expected " + std::to_string(rank) + " dimensions, got " +
+                          std::to_string(tensor.num_dims));
   tensor.given = true;
   return tensor;
 }

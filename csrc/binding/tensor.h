@@ -1,4 +1,4 @@
-// Reads torch tensors through their Python attributes, so that the core needs no libtorch.
+// Reads torch tensors through DLPack's C table or their Python attributes, so that the core needs no libtorch.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -40,7 +40,10 @@ Tensor read_optional(const char* arg, PyObject* object, int rank, ElementType ty
 // A torch dtype that q can have.
 DType read_dtype(const char* arg, PyObject* object);
 
-// Looks up torch's dtype objects; call once at import.
-void load_dtypes();
+// Looks up torch's classes; call once at import.
+void load_torch();
+
+// Reads tensors through Python attributes from now on, as with a torch that lacks DLPack's exchange table (for tests).
+void read_through_attributes();
 
 }  // namespace chunkattn
