@@ -89,10 +89,12 @@ class Decoder:
         weights, config = self.weights, self.config
         # Lengths are the same in every layer, so the step is planned once for each kind of window.
         plans = {window: self._plan(batch, cache[0], window) for window in set(config.windows)}
+        size = max(plan.workspace_bytes for plan in plans.values())
+        workspace = torch.empty(size, dtype=torch.uint8, device=self.device) if size else None
         hidden = F.embedding(input_ids, weights.embedding)
         for layer, pool, window in zip(weights.layers, cache, config.windows, strict=True):
             normed = _rms_norm(hidden, layer.attention_norm, config.rms_norm_eps)
-            hidden = hidden + self._attention(normed, layer, pool, batch, plans[window], window)
+            hidden = hidden + self._attention(normed, layer, pool, batch, plans[window], window, workspace)
             hidden = hidden + _mlp(_rms_norm(hidden, layer.mlp_norm, config.rms_norm_eps), layer)
         # Only rows somebody samples from: the vocabulary product of a whole prompt would dwarf everything else.
         last = _rms_norm(hidden[logits_indices], weights.final_norm, config.rms_norm_eps)
@@ -112,7 +114,14 @@ class Decoder:
         )
 
     def _attention(
-        self, hidden: Tensor, layer: LayerWeights, pool: PagedKV, batch: Batch, plan: Plan, window: int | None
+        self,
+        hidden: Tensor,
+        layer: LayerWeights,
+        pool: PagedKV,
+        batch: Batch,
+        plan: Plan,
+        window: int | None,
+        workspace: Tensor | None,
     ) -> Tensor:
         config = self.config
         q, k, v = self._project(hidden, layer)
@@ -140,6 +149,7 @@ class Decoder:
             window=_beside(window),
             out=out,
             plan=plan,
+            workspace=workspace,
             backend=self.backend,
         )
         return F.linear(out.reshape(-1, config.num_q_heads * config.head_dim), layer.output, layer.output_bias)

