@@ -13,10 +13,11 @@ from torch import Tensor
 LSE_TOLERANCE = 1e-5
 """Allowed error of a log-sum-exp, times max(1, |lse|)."""
 
-FLOAT32_ROUNDINGS = 32
+FLOAT32_ROUNDINGS = 128
 """float32 has no wider type to accumulate in, so a float32 row may carry this many half-epsilons.
 
-A rounding of 2^-24 enters with every score, exponential and partial sum of a row.
+A rounding of 2^-24 enters with every product, exponential and partial sum of a row, and a score of magnitude s carries
+s of them into its weight. Plain float32 PyTorch uses up to half of this budget.
 """
 
 
