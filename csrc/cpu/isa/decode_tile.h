@@ -35,6 +35,7 @@ class DecodeItem {
     max_ = scratch.take<float>(max_heads * max_rows);
     sum_ = scratch.take<float>(max_heads * max_rows);
     scores_ = scratch.take<float>(max_rows * kDecodePitch);
+    low_ = wants_low_weights<Compute>(p) ? scratch.take<float>(max_rows * kDecodePitch) : nullptr;
     converted_ = scratch.take<uint32_t>(kDecodeKeys * max_of(units_, value_units_));
     zeros_ = scratch.take<uint32_t>(out_pitch_);
     row_ = scratch.take<float>(out_pitch_);
@@ -157,6 +158,11 @@ class DecodeItem {
     point(p_.v, block.values, block.count, kv_head, p_.head_dim_v, false);
     decode_values_of<Compute>(num_rows, scores_, pointers_, block.count, value_units_, rescale,
                               out_ + h * num_rows * out_pitch_, out_pitch_);
+    if (low_) {
+      for (int64_t r = 0; r < num_rows; ++r) rescale[r] = 1.0f;
+      decode_values_of<Compute>(num_rows, low_, pointers_, block.count, value_units_, rescale,
+                                out_ + h * num_rows * out_pitch_, out_pitch_);
+    }
   }
 
   void load_scales(const KeyAddress& address, const DecodeBlock& block, int64_t kv_head, float* target) {
@@ -196,7 +202,7 @@ class DecodeItem {
     }
     const float factor = rule.softmax_factor(), block_max = max_lane(top) * factor, held = max_[state];
     float shrink = 1.0f;
-    if (held + kLazyRise < block_max) {
+    if (held < block_max) {
       shrink = max_lane(exp2_of(splat(held - block_max)));
       max_[state] = block_max;
     }
@@ -210,7 +216,7 @@ class DecodeItem {
         a = mul(a, load(value_scale_ + i));
         b = mul(b, load(value_scale_ + i + kLanes));
       }
-      Compute::store_weights(scores, i, a, b);
+      Compute::store_weights(scores, i, a, b, low_ ? low_ + r * kDecodePitch : nullptr);
     }
     sum_[state] = sum_[state] * shrink + sum(total);
     return shrink;
@@ -225,7 +231,7 @@ class DecodeItem {
   const AttentionParams& p_;
   const int64_t units_, value_units_, q_pitch_, out_pitch_;
   uint32_t *q_, *converted_, *zeros_;
-  float *out_, *max_, *sum_, *scores_, *row_, *key_scale_, *value_scale_;
+  float *out_, *max_, *sum_, *scores_, *low_, *row_, *key_scale_, *value_scale_;
   DecodeBlock blocks_[2];
   const char** pointers_;
 };

@@ -153,7 +153,7 @@ struct ComputeF32 {
     for (int c = 0; c < kCols; ++c)
       columns[c] = load_first(rows[0] + (first + c * kLanes) * 4, units - first - c * kLanes);
   }
-  CHUNKATTN_INLINE void store_weights(float* weights, int64_t i, Vf a, Vf b) {
+  CHUNKATTN_INLINE void store_weights(float* weights, int64_t i, Vf a, Vf b, float*) {
     store(weights + i, a);
     store(weights + i + kLanes, b);
   }
@@ -187,6 +187,10 @@ struct ComputeBF16 {
                                                 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleave, rows));
   }
+  CHUNKATTN_INLINE Vf even(Vf units) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(units), 16)); }
+  CHUNKATTN_INLINE Vf odd(Vf units) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(units), _mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));
+  }
   CHUNKATTN_INLINE Vf dot(Vf a, Vf b, Vf sum) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }
@@ -204,8 +208,13 @@ struct ComputeBF16 {
       columns[2 * c + 1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(even, odd));
     }
   }
-  CHUNKATTN_INLINE void store_weights(float* weights, int64_t i, Vf a, Vf b) {
-    _mm512_storeu_si512(weights + i / 2, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a)));
+  CHUNKATTN_INLINE void store_weights(float* weights, int64_t i, Vf a, Vf b, float* low) {
+    const __m512i high = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a));
+    _mm512_storeu_si512(weights + i / 2, high);
+    if (!low) return;
+    const Vf high_a = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(high)), 16));
+    const Vf high_b = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(high, 1)), 16));
+    _mm512_storeu_si512(low + i / 2, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(sub(b, high_b), sub(a, high_a))));
   }
   CHUNKATTN_INLINE void in_order(const float* source, float* target, int64_t n) {
     for (int64_t i = 0; i < n; i += 32)
@@ -245,6 +254,13 @@ struct ComputeBF16 {
 };
 
 #endif
+
+// Rounding weights to bf16 costs little where it is averaged over many columns and the largest weight is exactly 1.
+// Where columns are few or scales per token multiply the weights, the rounded-off part is multiplied as well.
+template <class Compute>
+CHUNKATTN_INLINE bool wants_low_weights(const AttentionParams& p) {
+  return Compute::kPerUnit == 2 && (p.head_dim_v < 64 || p.v.scale.mode == ScaleMode::kPerTokenHead);
+}
 
 using RowConverter = void (*)(const void* source, uint32_t* target, int64_t n);
 

@@ -54,6 +54,7 @@ class PrefillItem {
     stage_.key_scale = p.k.scale.mode == ScaleMode::kPerTokenHead ? scratch.take<float>(keys) : nullptr;
     stage_.value_scale = p.v.scale.mode == ScaleMode::kPerTokenHead ? scratch.take<float>(keys) : nullptr;
     scores_ = scratch.take<float>(keys * kTileRows);
+    low_ = wants_low_weights<Compute>(p) ? scratch.take<float>(keys * kTileRows / 2) : nullptr;
     poison_ = scratch.take<float>(keys * p.head_dim_v);
     poisoned_ = scratch.take<bool>(keys);
     row_ = scratch.take<float>(4 * max_of(p.head_dim, p.head_dim_v) + 16);
@@ -173,13 +174,15 @@ class PrefillItem {
     const float factor = rule.softmax_factor();
     const bool moved = raise_max(block_max, factor, vecs, states_.max + row0, rescale);
     weigh_of<Compute>(vecs, scores_, last - first, factor, states_.max + row0, rescale,
-                      stage_.value_scale ? stage_.value_scale + first : nullptr, states_.sum + row0);
+                      stage_.value_scale ? stage_.value_scale + first : nullptr, states_.sum + row0, low_);
     float* out = states_.out + row0 * p_.head_dim_v;
     const int64_t first_unit = first / Compute::kPerUnit, units = (last - first) / Compute::kPerUnit;
     for (int64_t c = 0; c < p_.head_dim_v; c += kTileBroadcasts) {
       const uint32_t* panel = stage_.values + (c / kTileBroadcasts * stage_.kUnits + first_unit) * kTileBroadcasts;
       value_tile_of<Compute>(vecs, panel, reinterpret_cast<const uint32_t*>(scores_), units, out + c * pitch,
                              moved ? rescale : nullptr);
+      if (low_)
+        value_tile_of<Compute>(vecs, panel, reinterpret_cast<const uint32_t*>(low_), units, out + c * pitch, nullptr);
     }
   }
 
@@ -270,7 +273,7 @@ class PrefillItem {
   uint32_t* q_;  // [tiles][units][tile pitch]
   States states_{}, joined_{};
   Stage<Compute> stage_{};
-  float *scores_, *row_, *poison_;
+  float *scores_, *low_, *row_, *poison_;
   bool* poisoned_;
   Rows rows_{};
 };
