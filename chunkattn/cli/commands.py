@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 import chunkattn
+from chunkattn.cli.bench import bench
 
 DTYPES = ("float32", "bfloat16", "float16")
 BACKENDS = ("reference", "cpu", "triton", "cuda")
@@ -16,6 +17,9 @@ BACKENDS = ("reference", "cpu", "triton", "cuda")
 @click.version_option(chunkattn.__version__, prog_name="chunkattn")
 def cli() -> None:
     """Fused chunked-attention operators for LLM inference."""
+
+
+cli.add_command(bench)
 
 
 @cli.command()

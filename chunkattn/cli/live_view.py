@@ -88,13 +88,10 @@ class LiveView:
     def _answer(self, user: str, request: Request, width: int, lines: int) -> RenderableType:
         if user == DOCUMENT and not request.output_token_ids and request.arrival_time:
             total = len(request.prompt_token_ids)
+            label = f"{request.num_computed_tokens}/{total}"
+            length = max(width - len(label) - 1, 4)
             bar = Table.grid(padding=(0, 1))
-            bar.add_column(width=max(width - 20, 6))
-            bar.add_column(no_wrap=True)
-            bar.add_row(
-                ProgressBar(total=total, completed=request.num_computed_tokens, width=max(width - 20, 6)),
-                f"{request.num_computed_tokens}/{total} tokens",
-            )
+            bar.add_row(ProgressBar(total=total, completed=request.num_computed_tokens, width=length), label)
             return bar
         wrapped = Text(" ".join(self._texts[user].text.split())).wrap(self._console, width)
         return Text("\n").join(wrapped[-lines:])

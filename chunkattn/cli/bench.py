@@ -1,0 +1,114 @@
+"""`chunkattn bench`: the options; the work is in `chunkattn.bench`, imported when a command runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from chunkattn.bench.case import BenchCase
+    from chunkattn.bench.record import Record
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.group()
+def bench() -> None:
+    """Side-by-side figures for mixed batches, against peers and the machine's limits."""
+
+
+@bench.command()
+@click.option("--cases", "suite", default="cpu", show_default=True, metavar="NAME|FILE", help="List of cases.")
+@click.option("--only", metavar="TEXT,…", default="", help="Cases whose key contains one of these texts.")
+@click.option("--dtype", "dtypes", metavar="NAME,…", default="", help="Only these dtypes of q.")
+@click.option("--page-size", "page_sizes", metavar="N,…", default="", help="Only these page sizes.")
+@click.option("--providers", "names", metavar="NAME,…", default="", help="Only these providers.  [default: all]")
+@click.option("--rounds", default=7, show_default=True, type=click.IntRange(min=1), help="Interleaved rounds.")
+@click.option("--window", default=0.35, show_default=True, type=float, help="Seconds of a provider's turn.")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's]")
+@click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
+@click.option("--quick", is_flag=True, help="The suite 'quick' in under three minutes.")
+@click.option("--output", type=_FILE, metavar="FILE", help="Result file.  [default: chunkattn-bench.json]")
+@click.option("--append", is_flag=True, help="Add to the result file, replacing cases of the same key.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record as one JSON object and nothing else.")
+def run(
+    suite: str,
+    only: str,
+    dtypes: str,
+    page_sizes: str,
+    names: str,
+    rounds: int,
+    window: float,
+    threads: int | None,
+    device: str,
+    quick: bool,
+    output: Path | None,
+    append: bool,
+    as_json: bool,
+) -> None:
+    """Measures cases: correctness first, then interleaved rounds with every provider there is."""
+    import torch
+    from rich.console import Console
+
+    from chunkattn.bench import cases, providers, session, table
+    from chunkattn.bench.progress import CaseProgress
+    from chunkattn.bench.record import Record
+    from chunkattn.bench.rounds import Effort
+    from chunkattn.cli.commands import _one_sentence
+
+    with _one_sentence():
+        chosen = _filter(cases.load("quick" if quick else suite).cases, only, dtypes, page_sizes)
+        wanted = tuple(_split(names)) or tuple(providers.MODULES)
+        for name in wanted:
+            providers.load(name)
+        if threads:
+            torch.set_num_threads(threads)
+        effort = Effort(3, 4, 0.15) if quick else Effort(rounds, rounds + 5, window)
+        console = Console(highlight=False)
+        log = Console(highlight=False, stderr=True)
+        with CaseProgress(log, [case.key for case in chosen]) as shown:
+            record = session.run(
+                chosen,
+                session.Settings(wanted, effort, device),
+                progress=shown.update,
+                done=None if as_json else lambda cell: table.print_cell(console, cell),
+            )
+        target = output or (None if as_json else Path("chunkattn-bench.json"))
+        if target is not None:
+            if append and target.exists():
+                whole = Record.load(target)
+                whole.merge(record)
+                record = whole
+            record.save(target)
+    if as_json:
+        json.dump(record.to_json(), sys.stdout)
+    else:
+        console.print(f"written: {target}")
+
+
+def _filter(found: tuple[BenchCase, ...], only: str, dtypes: str, page_sizes: str) -> list[BenchCase]:
+    """Cases that match the options.
+
+    Raises:
+        ValueError: none does.
+    """
+    texts, kinds, sizes = _split(only), _split(dtypes), [int(size) for size in _split(page_sizes)]
+    chosen = [
+        case
+        for case in found
+        if (not texts or any(text in case.key for text in texts))
+        and (not kinds or case.dtype in kinds)
+        and (not sizes or case.page_size in sizes)
+    ]
+    if not chosen:
+        raise ValueError(f"--only: expected to match one of {', '.join(case.key for case in found)}")
+    return chosen
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

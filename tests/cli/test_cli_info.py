@@ -1,0 +1,68 @@
+"""`chunkattn info`, and what is said when an optional package is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import chunkattn
+from chunkattn.cli.commands import cli
+from chunkattn.cli.main import main
+
+
+def test_info_names_versions_and_the_chosen_backend() -> None:
+    result = CliRunner().invoke(cli, ["info", "--dtype", "float32", "--head-dim", "64"], env={"COLUMNS": "120"})
+    assert result.exit_code == 0, result.output
+    assert chunkattn.__version__ in result.output
+    assert torch.__version__ in result.output
+    assert "taken" in result.output
+    assert "reference" in result.output
+    assert "head dim 64" in result.output
+
+
+def test_info_refuses_a_head_ratio() -> None:
+    result = CliRunner().invoke(cli, ["info", "--q-heads", "7", "--kv-heads", "2"])
+    assert result.exit_code == 1
+    assert "--q-heads: expected a multiple of --kv-heads (2), got 7" in result.output
+
+
+def test_version_and_help() -> None:
+    assert chunkattn.__version__ in CliRunner().invoke(cli, ["--version"]).output
+    text = CliRunner().invoke(cli, ["demo", "--help"]).output
+    for option in ("--model", "--chunk", "--prompt-file", "--json"):
+        assert option in text
+
+
+@pytest.mark.parametrize("package", ["click", "rich"])
+def test_missing_package_gives_one_sentence(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in list(sys.modules):
+        if name.split(".")[0] == package:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(sys, "argv", ["chunkattn", "info"])
+    if package == "click":
+        assert main() == 1
+    else:
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        assert exit_.value.code == 1
+    error = capsys.readouterr().err
+    assert f"needs the package '{package}', which is not installed: pip install 'chunkattn[demo]'" in error
+    assert "Traceback" not in error
+
+
+def test_importing_the_library_imports_no_optional_package() -> None:
+    code = (
+        "import sys, torch; before = set(sys.modules)\n"
+        "import chunkattn, chunkattn.scheduler, chunkattn.models, chunkattn.cli.main\n"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before}\n"
+        "print(*new & {'click', 'rich', 'matplotlib', 'gguf', 'tokenizers', 'safetensors', 'jinja2', 'triton'})"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == ""
