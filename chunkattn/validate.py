@@ -18,6 +18,9 @@ from chunkattn.types import KV_DTYPES_QUANTISED, AttentionSpec, Plan
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_HEAD_DIM = 256
+MAX_SPLITS = 1024
+MAX_WINDOW = 2**31 - 1
+_WINDOW_RANGE = f"two integers from -1 (unlimited) to {MAX_WINDOW}"
 _INT32 = torch.int32
 _FP32 = torch.float32
 
@@ -72,18 +75,24 @@ def window(value: object) -> tuple[int, int]:
     if not (isinstance(value, tuple | list) and len(value) == 2):
         _bad("window", "a pair (left, right)", repr(value))
     left, right = value
-    if not (isinstance(left, int) and isinstance(right, int)) or left < -1 or right < -1:
-        _bad("window", "two integers >= -1 (-1 = unlimited)", repr(value))
+    if not (isinstance(left, int) and isinstance(right, int)):
+        _bad("window", _WINDOW_RANGE, repr(value))
+    _window_counts(left, right)
     return left, right
+
+
+def _window_counts(left: int, right: int) -> None:
+    if not (-1 <= left <= MAX_WINDOW and -1 <= right <= MAX_WINDOW):
+        _bad("window", _WINDOW_RANGE, (left, right))
 
 
 def num_splits(value: int | None, invariant: bool) -> int:
     """None or 0 is planned; a fixed count contradicts invariant mode."""
-    if value is None or value == 0:
+    if value is None:
         return 0
-    if not isinstance(value, int) or not 1 <= value <= 1024:
-        _bad("num_splits", "None or an integer from 1 to 1024", repr(value))
-    if invariant:
+    if not isinstance(value, int) or not 0 <= value <= MAX_SPLITS:
+        _bad("num_splits", f"None or an integer from 1 to {MAX_SPLITS}", repr(value))
+    if value and invariant:
         _bad("num_splits", "None with invariant=True, whose split boundaries are fixed", value)
     return value
 
@@ -223,8 +232,8 @@ def attention(a: AttentionArgs) -> AttentionSpec:
         _bad("softmax_scale", "a finite number", a.softmax_scale)
     if not (a.softcap >= 0.0 and math.isfinite(a.softcap)):
         _bad("softcap", "a finite number >= 0 (0 = off)", a.softcap)
-    if a.window_left < -1 or a.window_right < -1:
-        _bad("window", "two integers >= -1 (-1 = unlimited)", (a.window_left, a.window_right))
+    _window_counts(a.window_left, a.window_right)
+    num_splits(a.num_splits, a.invariant)
     return AttentionSpec(
         device.type,
         dtype,
@@ -385,6 +394,8 @@ def plan(a: PlanArgs) -> AttentionSpec:
     for arg, dim in (("head_dim", a.head_dim), ("head_dim_v", a.head_dim_v)):
         if dim < 8 or dim > MAX_HEAD_DIM or dim % 8:
             _bad(arg, f"a multiple of 8 up to {MAX_HEAD_DIM}", dim)
+    _window_counts(a.window_left, a.window_right)
+    num_splits(a.num_splits, a.invariant)
     if a.page_size < 1:
         _bad("page_size", "at least 1", a.page_size)
     if a.dtype not in DTYPES:

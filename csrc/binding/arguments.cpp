@@ -4,7 +4,7 @@ namespace chunkattn {
 namespace {
 
 // Stands for the data of a tensor that was given but holds nothing.
-alignas(8) char kEmpty[8] = {};
+alignas(64) char kEmpty[64] = {};
 
 // Walks a named tuple field by field.
 class Fields {

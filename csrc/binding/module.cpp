@@ -7,7 +7,7 @@
 #include "append_kv.h"
 #include "arguments.h"
 #include "attention.h"
-#include "check.h"
+#include "checks.h"
 #include "merge_states.h"
 #include "pages.h"
 #include "signature.h"

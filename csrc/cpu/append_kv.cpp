@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "check.h"
+#include "checks.h"
 #include "rows.h"
 
 namespace chunkattn {

@@ -1,55 +1,77 @@
 #include "checks.h"
 
+#include <algorithm>
 #include <stdexcept>
-#include <string>
 
 namespace chunkattn {
 namespace {
 
 std::string str(int64_t x) { return std::to_string(x); }
 
-[[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
-
-void check_lengths(const AttentionParams& p) {
-  const BatchView& batch = p.batch;
-  if (batch.cu_seqlens_q[0] != 0) refuse("cu_seqlens_q: expected 0 first, got " + str(batch.cu_seqlens_q[0]));
-  const int64_t capacity = batch.table_columns * p.page_size;
-  for (int64_t i = 0; i < batch.num_requests; ++i) {
-    const int64_t q_len = static_cast<int64_t>(batch.cu_seqlens_q[i + 1]) - batch.cu_seqlens_q[i];
-    if (q_len < 0) refuse("cu_seqlens_q: expected non-decreasing sums, got a step of " + str(q_len) + " at request " + str(i));
-    if (batch.seq_lens[i] < 0 || batch.seq_lens[i] > capacity)
-      refuse("seq_lens: expected lengths in [0, " + str(capacity) + "] (columns of block_table times page size), got " +
-             str(batch.seq_lens[i]) + " for request " + str(i));
-    if (p.tree_mask && q_len > p.tree_words * 32)
-      refuse("tree_mask: expected at least " + str(q_len) + " bits a row for request " + str(i) + ", got " +
-             str(p.tree_words * 32));
-  }
-  const int64_t last = batch.cu_seqlens_q[batch.num_requests];
-  if (last > p.num_tokens)
-    refuse("cu_seqlens_q: expected at most " + str(p.num_tokens) + " tokens (rows of q), got " + str(last));
+int64_t q_len_of(const BatchView& batch, int64_t request) {
+  return static_cast<int64_t>(batch.cu_seqlens_q[request + 1]) - batch.cu_seqlens_q[request];
 }
 
-void check_pages(const AttentionParams& p, const PlanSpec& spec) {
-  const BatchView& batch = p.batch;
-  for (int64_t i = 0; i < batch.num_requests; ++i) {
-    const int64_t q_len = batch.cu_seqlens_q[i + 1] - batch.cu_seqlens_q[i], kv_len = batch.seq_lens[i];
-    if (q_len == 0) continue;
-    const int64_t begin = first_visible_key(spec, q_len, kv_len) / p.page_size, end = ceil_div(kv_len, p.page_size);
-    const int32_t* row = batch.block_table + i * batch.block_table_stride_request;
-    for (int64_t column = begin; column < end; ++column) {
-      const int64_t page = row[column * batch.block_table_stride_column];
-      if (page < 0 || page >= p.num_pages)
-        refuse("block_table: expected pages in [0, " + str(p.num_pages) + "), got " + str(page) + " at request " + str(i) +
-               ", column " + str(column));
-    }
-  }
+// A tree mask has a bit for every new token of the longest request.
+void check_tree(const BatchView& batch, int64_t words) {
+  int64_t longest = 0;
+  for (int64_t i = 0; i < batch.num_requests; ++i) longest = std::max(longest, q_len_of(batch, i));
+  if (words * 32 < longest)
+    refuse("tree_mask: expected at least " + str(ceil_div(longest, 32)) + " words for " + str(longest) +
+           " new tokens, got " + str(words));
 }
 
 }  // namespace
 
-void check_batch(const AttentionParams& p, const PlanSpec& spec) {
-  check_lengths(p);
-  check_pages(p, spec);
+void refuse(const std::string& message) { throw std::invalid_argument(message); }
+
+void check_lengths(const BatchView& batch, int64_t num_tokens) {
+  const int32_t* cu = batch.cu_seqlens_q;
+  if (cu[0] != 0) refuse("cu_seqlens_q: expected 0 first, got " + str(cu[0]));
+  for (int64_t i = 0; i < batch.num_requests; ++i) {
+    if (cu[i + 1] < cu[i])
+      refuse("cu_seqlens_q: expected rising prefix sums, got " + str(cu[i]) + " then " + str(cu[i + 1]) +
+             " for request " + str(i));
+    if (batch.seq_lens[i] < 0)
+      refuse("seq_lens: expected lengths >= 0, got " + str(batch.seq_lens[i]) + " for request " + str(i));
+  }
+  const int64_t last = cu[batch.num_requests];
+  if (last > num_tokens)
+    refuse("cu_seqlens_q: expected at most " + str(num_tokens) + " tokens (T of q), got " + str(last));
+}
+
+void check_pages(const BatchView& batch, int64_t num_pages, int64_t page_size, int64_t window_left) {
+  const int64_t capacity = batch.table_columns * page_size;
+  for (int64_t i = 0; i < batch.num_requests; ++i) {
+    const int64_t q_len = q_len_of(batch, i), kv_len = batch.seq_lens[i];
+    if (q_len == 0) continue;
+    if (kv_len > capacity)
+      refuse("seq_lens: expected at most " + str(capacity) + " (M·P of block_table), got " + str(kv_len) +
+             " for request " + str(i));
+    const int64_t first = window_left < 0 ? 0 : std::max<int64_t>(0, kv_len - q_len - window_left);
+    const int32_t* row = batch.block_table + i * batch.block_table_stride_request;
+    for (int64_t column = first / page_size; column < ceil_div(kv_len, page_size); ++column) {
+      const int64_t page = row[column * batch.block_table_stride_column];
+      if (page < 0 || page >= num_pages)
+        refuse("block_table: expected a page id from 0 to " + str(num_pages - 1) + ", got " + str(page) +
+               " for request " + str(i) + ", column " + str(column));
+    }
+  }
+}
+
+void check_appended(const BatchView& batch) {
+  for (int64_t i = 0; i < batch.num_requests; ++i) {
+    const int64_t q_len = q_len_of(batch, i);
+    if (batch.seq_lens[i] < q_len)
+      refuse("seq_lens: expected at least the query length " + str(q_len) + ", got " + str(batch.seq_lens[i]) +
+             " for request " + str(i) + " (lengths include the tokens being appended)");
+  }
+}
+
+void check_batch(const AttentionParams& p) {
+  check_lengths(p.batch, p.num_tokens);
+  check_pages(p.batch, p.num_pages, p.page_size, p.window_left);
+  if (p.tree_mask) check_tree(p.batch, p.tree_words);
 }
 
 void check_plan(const AttentionParams& p, const PlanSpec& spec, const int64_t* words) {
@@ -73,7 +95,8 @@ void check_plan(const AttentionParams& p, const PlanSpec& spec, const int64_t* w
   same("window[0]", spec.window_left, made.window_left);
   same("window[1]", spec.window_right, made.window_right);
   same("invariant", spec.invariant, made.invariant);
-  same("the invariant split length", spec.invariant ? spec.invariant_split : made.invariant_split, made.invariant_split);
+  if (spec.invariant) same("the invariant split length", spec.invariant_split, made.invariant_split);
+  if (spec.num_splits > 0) same("num_splits", spec.num_splits, made.num_splits);
   if (made.decode_rows > spec.decode_rows || made.tile_rows > 1 << 16 || made.tile_rows < 1 || made.decode_heads < 1)
     refuse("plan: expected one made for the cpu backend, got one made for another");
 }

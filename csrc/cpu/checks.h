@@ -1,14 +1,29 @@
-// Checks of index contents that only reading them can do, before anything is written.
+// Checks of what index tensors hold; all run before anything is written. Each failure throws std::invalid_argument with
+// one sentence, "{arg}: expected …, got …". chunkattn/plan/contents.py makes the same checks for the other backends.
 #pragma once
+#include <string>
+
 #include "chunkattn/core/params.h"
 #include "chunkattn/sched/plan.h"
 
 namespace chunkattn {
 
-// Throws std::invalid_argument "{arg}: expected …, got …". Pages are checked for positions that some row can see.
-void check_batch(const AttentionParams& params, const PlanSpec& spec);
+[[noreturn]] void refuse(const std::string& message);
 
-// A plan must have been made for these lengths and this problem.
+// Prefix sums start at 0, rise and stay within the tokens; KV lengths are not negative.
+void check_lengths(const BatchView& batch, int64_t num_tokens);
+
+// KV lengths fit the block table, and page ids of positions from the first one that a row can see (window_left < 0:
+// the request's first) lie in the pool. Other columns may hold anything.
+void check_pages(const BatchView& batch, int64_t num_pages, int64_t page_size, int64_t window_left);
+
+// Appended tokens are counted in the KV length.
+void check_appended(const BatchView& batch);
+
+// Everything that attention reads from index tensors.
+void check_batch(const AttentionParams& params);
+
+// A plan must have been made for these lengths and this problem; `spec` is what the call itself would plan with.
 void check_plan(const AttentionParams& params, const PlanSpec& spec, const int64_t* plan);
 
 }  // namespace chunkattn

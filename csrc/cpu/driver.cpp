@@ -174,7 +174,7 @@ void attention(const AttentionParams& params, const IsaTable& isa, int num_threa
                const int64_t* plan, void* workspace, int64_t workspace_size) {
   if (num_threads < 1) num_threads = 1;
   const PlanSpec spec = plan_spec(params, isa, num_threads, num_splits);
-  check_batch(params, spec);
+  check_batch(params);
   if (plan) {
     check_plan(params, spec, plan);
   } else {

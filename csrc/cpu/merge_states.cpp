@@ -35,8 +35,9 @@ void merge_row(const MergeParams& p, int64_t token, int64_t head) {
   for (int64_t i = 0; i < dim; ++i)
     a[i] = (weight_a == 0.0 ? 0.0f : a[i] * share_a) + (weight_b == 0.0 ? 0.0f : b[i] * share_b);
   store_row(p.dtype, a, const_cast<void*>(row_of(p.result, token, head, size)), dim);
+  // An overflowed state (+inf) stays visible: lse +inf, out NaN.
   p.result.lse[token * p.result.lse_stride_token + head * p.result.lse_stride_head] =
-      static_cast<float>(finite + std::log(total));
+      static_cast<float>(top == infinity ? infinity : finite + std::log(total));
 }
 
 }  // namespace
