@@ -1,0 +1,1 @@
+"""Runs GPU kernels without a GPU: a PTX emulator with checks and adversarial timing (see README.md)."""

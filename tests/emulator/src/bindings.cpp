@@ -1,0 +1,202 @@
+// The Python module: a parsed module, its kernels, and launches.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+
+#include "decoder.h"
+#include "scheduler.h"
+
+namespace py = pybind11;
+
+namespace ptxemu {
+namespace {
+
+/// (address, bytes, writable, defined, name)
+using AllocationTuple = std::tuple<u64, u64, bool, bool, std::string>;
+
+class Module {
+ public:
+  explicit Module(const std::string& ptx) : text_(ptx) {}
+
+  std::vector<std::string> entries() const { return text_.entries; }
+
+  /// (offset, size) of each kernel parameter.
+  std::vector<std::pair<int, int>> parameters(const std::string& name) {
+    std::vector<std::pair<int, int>> result;
+    for (const Parameter& parameter : program(name).parameters) result.push_back({parameter.offset, parameter.size});
+    return result;
+  }
+
+  py::dict describe(const std::string& name) {
+    const Program& p = program(name);
+    py::dict result;
+    result["instructions"] = p.code.size();
+    result["register_bytes"] = p.register_bytes;
+    result["static_shared"] = p.static_shared;
+    result["local_bytes"] = p.local_bytes;
+    result["max_threads"] = p.max_threads;
+    result["cluster"] = std::array<u32, 3>{p.cluster[0], p.cluster[1], p.cluster[2]};
+    return result;
+  }
+
+  py::dict launch(const std::string& name, std::array<u32, 3> grid, std::array<u32, 3> block, u32 dynamic_shared,
+                  const py::bytes& params, const std::vector<AllocationTuple>& buffers, std::array<u32, 3> cluster,
+                  const py::dict& options) {
+    Program& prog = program(name);
+    for (Instruction& inst : prog.code) inst.executed = 0;
+    std::vector<Allocation> allocations = text_.globals.allocations;
+    for (const auto& [address, bytes, writable, defined, label] : buffers)
+      allocations.push_back({address, address + bytes, writable, defined, label});
+    std::sort(allocations.begin(), allocations.end(),
+              [](const Allocation& a, const Allocation& b) { return a.begin < b.begin; });
+
+    Launch launch;
+    launch.program = &prog;
+    std::copy(grid.begin(), grid.end(), launch.grid);
+    std::copy(block.begin(), block.end(), launch.block);
+    for (int k = 0; k < 3; k++) launch.cluster_shape[k] = prog.cluster[0] ? prog.cluster[k] : cluster[k];
+    launch.dynamic_shared = dynamic_shared;
+    launch.shared_bytes = prog.static_shared + dynamic_shared;
+    const std::string bytes = params;
+    launch.params.assign(bytes.begin(), bytes.end());
+    launch.params.resize(std::max<size_t>(launch.params.size(), prog.parameter_bytes));
+    launch.allocations = &allocations;
+    launch.options = read_options(options);
+    check_launch(launch);
+
+    std::string error, error_kind;
+    const auto start = std::chrono::steady_clock::now();
+    {
+      py::gil_scoped_release release;
+      try {
+        run_grid(launch);
+      } catch (const EmulatorError& caught) {
+        error = caught.what();
+        error_kind = caught.kind;
+      }
+    }
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+    py::dict result;
+    result["error"] = error;
+    result["error_kind"] = error_kind;
+    result["findings"] = findings(launch);
+    result["seconds"] = elapsed.count();
+    result["counters"] = counters(launch.counters);
+    return result;
+  }
+
+  /// (PTX line, source, text, executed) of every instruction, of the last launch.
+  py::list profile(const std::string& name) {
+    py::list result;
+    const Program& prog = program(name);
+    for (const Instruction& inst : prog.code)
+      result.append(py::make_tuple(inst.ptx_line, source_of(prog, inst.location), std::string(inst.text), inst.executed));
+    return result;
+  }
+
+ private:
+  static void check_launch(const Launch& launch) {
+    const u32 threads = launch.block[0] * launch.block[1] * launch.block[2];
+    if (!threads || threads > 1024) throw EmulatorError("launch", format("a block of %u threads", threads));
+    if (launch.program->max_threads && threads > launch.program->max_threads)
+      throw EmulatorError("launch", format("%u threads for a kernel made for %u", threads, launch.program->max_threads));
+    constexpr u32 kMaxShared = 227 * 1024;
+    if (launch.shared_bytes > kMaxShared)
+      throw EmulatorError("launch", format("%u bytes of shared memory (227 KiB at most)", launch.shared_bytes));
+  }
+
+  static LaunchOptions read_options(const py::dict& given) {
+    LaunchOptions options;
+    const auto take = [&](const char* name, auto& value) {
+      if (given.contains(name)) value = given[name].cast<std::decay_t<decltype(value)>>();
+    };
+    take("check_races", options.check_races);
+    take("check_undefined", options.check_undefined);
+    take("check_proxies", options.check_proxies);
+    take("strict_cp_async_proxy", options.strict_cp_async_proxy);
+    take("count_memory", options.count_memory);
+    take("seed", options.seed);
+    take("shared_fill", options.shared_fill);
+    take("register_fill", options.register_fill);
+    take("resident_clusters", options.resident_clusters);
+    take("max_warp_instructions", options.max_warp_instructions);
+    std::string mode = "lazy";
+    take("async_mode", mode);
+    if (mode != "lazy" && mode != "eager" && mode != "random")
+      throw py::value_error("async_mode: expected lazy, eager or random, got " + mode);
+    options.async = mode == "lazy" ? AsyncMode::Lazy : mode == "eager" ? AsyncMode::Eager : AsyncMode::Random;
+    return options;
+  }
+
+  static py::list findings(const Launch& launch) {
+    py::list list;
+    for (const Finding& finding : launch.findings) {
+      py::dict item;
+      item["kind"] = finding.kind;
+      item["message"] = finding.message;
+      item["where"] = finding.where;
+      item["source"] = finding.source;
+      item["instruction"] = finding.instruction;
+      item["ptx_line"] = finding.ptx_line;
+      item["count"] = finding.count;
+      list.append(item);
+    }
+    return list;
+  }
+
+  static py::dict counters(const Counters& c) {
+    py::dict result, classes;
+    for (int k = 0; k < int(CounterClass::Count); k++)
+      if (c.by_class[k]) classes[counter_name(k)] = c.by_class[k];
+    result["warp_instructions"] = c.warp_instructions;
+    result["lane_instructions"] = c.lane_instructions;
+    result["instructions"] = classes;
+    result["matrix_operations"] = c.matrix_operations;
+    result["matrix_flops"] = c.matrix_flops;
+    result["shared_requests"] = c.shared_requests;
+    result["shared_wavefronts"] = c.shared_wavefronts;
+    result["global_requests"] = c.global_requests;
+    result["global_sectors"] = c.global_sectors;
+    result["global_bytes_read"] = c.global_bytes_read;
+    result["global_bytes_written"] = c.global_bytes_written;
+    result["async_bytes_read"] = c.async_bytes_read;
+    result["async_bytes_written"] = c.async_bytes_written;
+    result["barriers"] = c.barriers;
+    return result;
+  }
+
+  Program& program(const std::string& name) {
+    auto& slot = programs_[name];
+    if (!slot) {
+      auto parsed = std::make_unique<Program>();
+      Decoder(text_, *parsed).decode(name);
+      slot = std::move(parsed);
+    }
+    return *slot;
+  }
+
+  ModuleText text_;
+  std::map<std::string, std::unique_ptr<Program>> programs_;
+};
+
+}  // namespace
+}  // namespace ptxemu
+
+PYBIND11_MODULE(_ptxemu, m) {
+  using ptxemu::Module;
+  m.doc() = "PTX emulator: executes kernels on the CPU and checks every access.";
+  static py::object load_error = py::exception<ptxemu::EmulatorError>(m, "EmulatorError", PyExc_RuntimeError);
+  py::class_<Module>(m, "Module")
+      .def(py::init<const std::string&>(), py::arg("ptx"))
+      .def("entries", &Module::entries, "Names of the kernels.")
+      .def("parameters", &Module::parameters, py::arg("name"), "(offset, size) of each parameter.")
+      .def("describe", &Module::describe, py::arg("name"), "Static facts of a kernel.")
+      .def("profile", &Module::profile, py::arg("name"))
+      .def("launch", &Module::launch, py::arg("name"), py::arg("grid"), py::arg("block"), py::arg("dynamic_shared"),
+           py::arg("params"), py::arg("allocations"), py::arg("cluster"), py::arg("options"),
+           "Runs a grid. 'error' of the result is empty unless the run was stopped; 'findings' lists what did not "
+           "stop it.");
+}

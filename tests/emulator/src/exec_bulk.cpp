@@ -1,0 +1,457 @@
+// The TMA engine: cp.async.bulk and cp.async.bulk.tensor, loads, stores and reductions, and tensor maps
+// that are built on the device.
+//
+// A copy is checked when it is issued, in the async proxy; its bytes move as late as the program allows:
+// when all warps wait (copies that complete on an mbarrier) or at the wait_group (bulk groups).
+#include <algorithm>
+
+#include "handlers.h"
+#include "memory.h"
+#include "reduction.h"
+
+namespace ptxemu {
+namespace {
+
+// ---------------------------------------------------------------- tiles
+
+/// A run of bytes of a tensor tile: one 16-byte chunk of shared memory.
+struct TileChunk {
+  u32 shared_offset;     // from the start of the tile, before the swizzle
+  u64 global_address;    // of the first element that is inside the tensor
+  u32 skip, bytes;       // where the bytes inside the tensor lie in the chunk; bytes 0: all outside
+};
+
+u32 tile_bytes(const TensorMap& map) {
+  u32 elements = 1;
+  for (int k = 0; k < map.rank; k++) elements *= (map.box[k] + map.element_stride[k] - 1) / map.element_stride[k];
+  return elements * map.element_bytes();
+}
+
+/// Calls visit(chunk) for all chunks of a tile, innermost dimension first.
+template <class F>
+void for_each_tile_chunk(const TensorMap& map, const s32* coordinates, F visit) {
+  const s64 element = map.element_bytes();
+  u32 extent[5];
+  for (int k = 0; k < 5; k++)
+    extent[k] = k < map.rank ? (map.box[k] + map.element_stride[k] - 1) / map.element_stride[k] : 1;
+  const u32 row_bytes = extent[0] * element;
+  u32 row = 0;
+  for (u32 i4 = 0; i4 < extent[4]; i4++)
+    for (u32 i3 = 0; i3 < extent[3]; i3++)
+      for (u32 i2 = 0; i2 < extent[2]; i2++)
+        for (u32 i1 = 0; i1 < extent[1]; i1++, row++) {
+          const u32 index[5] = {0, i1, i2, i3, i4};
+          bool inside = true;
+          u64 base = map.address;
+          for (int k = 1; k < map.rank; k++) {
+            const s64 at = s64(coordinates[k]) + s64(index[k]) * map.element_stride[k];
+            inside &= at >= 0 && at < s64(map.dim[k]);
+            base += at * map.stride[k - 1];
+          }
+          for (u32 byte = 0; byte < row_bytes; byte += 16) {
+            TileChunk chunk{row * row_bytes + byte, 0, 0, 0};
+            const s64 first = coordinates[0] + s64(byte / element), count = 16 / element;
+            const s64 begin = std::max<s64>(first, 0), end = std::min<s64>(first + count, map.dim[0]);
+            if (inside && begin < end) {
+              chunk.skip = (begin - first) * element;
+              chunk.bytes = (end - begin) * element;
+              chunk.global_address = base + begin * element;
+            }
+            visit(chunk);
+          }
+        }
+}
+
+void fill_outside(const TensorMap& map, u8* to) {
+  memset(to, 0, 16);
+  if (!map.fill_nan) return;
+  const int bytes = map.element_bytes();
+  for (int k = 0; k < 16; k += bytes) memset(to + k, 0xff, bytes - 1), to[k + bytes - 1] = 0x7f;
+}
+
+const TensorMap& tensor_map_at(Warp& warp, const Instruction& inst, u64 address) {
+  u64 relative = address;
+  Launch& launch = *warp.cta->launch;
+  const Space space = resolve_space(Space::Generic, relative);
+  const u8* bytes;
+  if (space == Space::Param) {
+    if (relative + kTensorMapBytes > launch.params.size()) fail(warp, inst, "bounds", "tensor map behind the parameters");
+    if (relative % 64) fail(warp, inst, "alignment", "tensor map not aligned to 64 bytes");
+    bytes = &launch.params[relative];
+  } else if (space == Space::Global) {
+    locate_global(warp, inst, address, kTensorMapBytes, false, 64);
+    bytes = reinterpret_cast<const u8*>(address);
+  } else {
+    fail(warp, inst, "tensor-map", "tensor map neither in global memory nor in the parameters");
+  }
+  const TensorMap& map = *reinterpret_cast<const TensorMap*>(bytes);
+  if (map.magic != kTensorMapMagic) fail(warp, inst, "tensor-map", "no tensor map at the address given");
+  if (const char* error = tensor_map_error(map)) fail(warp, inst, "tensor-map", error);
+
+  // A map changed on the device must be acquired through the tensormap proxy.
+  const auto changed = launch.map_versions.find(address);
+  if (changed != launch.map_versions.end() && launch.options.check_proxies) {
+    const auto& acquired = launch.map_acquires[address];
+    bool ordered = acquired.version == changed->second;
+    if (acquired.cluster == warp.cta->cluster->number) {
+      ordered &= acquired.tick <= warp.view.seen.get(acquired.agent);
+    } else {
+      const auto& foreign = warp.view.foreign;
+      const auto clock = foreign ? foreign->find(acquired.cluster) : ForeignClocks::const_iterator();
+      ordered &= foreign && clock != foreign->end() && acquired.tick <= clock->second.get(acquired.agent);
+    }
+    if (!ordered)
+      report(warp, inst, "proxy", "tensor map changed on the device and used without fence.proxy.tensormap acquire");
+  }
+  return map;
+}
+
+ScalarType reduction_type(u8 element_type) {
+  switch (element_type) {
+    case kElementU64: return ScalarType::U64;
+    case kElementS64: return ScalarType::S64;
+    case kElementS32: return ScalarType::S32;
+    case kElementF16: return ScalarType::F16;
+    case kElementBF16: return ScalarType::BF16;
+    case kElementF32:
+    case kElementF32Ftz: return ScalarType::F32;
+    case kElementF64: return ScalarType::F64;
+    default: return ScalarType::U32;
+  }
+}
+
+void reduce_bytes(const Instruction& inst, ScalarType type, u8* to, const u8* from, u32 bytes, u32 element) {
+  for (u32 k = 0; k < bytes; k += element) {
+    u64 value = 0;
+    memcpy(&value, from + k, element);
+    const u64 result = combine_bits(inst.atomic, type, to + k, value);
+    memcpy(to + k, &result, element);
+  }
+}
+
+// ---------------------------------------------------------------- performing
+
+/// The shared offset of a chunk: the swizzle works on the address within the shared window.
+u32 swizzled(const TensorMap& map, u32 tile_offset, u32 chunk_offset) {
+  return swizzle_address(kSharedBase + tile_offset + chunk_offset, map.swizzle) - kSharedBase;
+}
+
+void load_tile(const BulkOp& op, Cta& cta, u32 destination) {
+  for_each_tile_chunk(*op.map, op.coordinates, [&](const TileChunk& chunk) {
+    u8 bytes[16];
+    if (chunk.bytes < 16) fill_outside(*op.map, bytes);
+    if (chunk.bytes) memcpy(bytes + chunk.skip, reinterpret_cast<const u8*>(chunk.global_address), chunk.bytes);
+    memcpy(&cta.shared[swizzled(*op.map, destination, chunk.shared_offset)], bytes, 16);
+  });
+}
+
+void store_tile(const BulkOp& op) {
+  const Cta& cta = *op.issuer->cta;
+  const Instruction& inst = *op.instruction;
+  for_each_tile_chunk(*op.map, op.coordinates, [&](const TileChunk& chunk) {
+    if (!chunk.bytes) return;
+    const u8* from = &cta.shared[swizzled(*op.map, u32(op.source), chunk.shared_offset)] + chunk.skip;
+    u8* to = reinterpret_cast<u8*>(chunk.global_address);
+    if (inst.reduces)
+      reduce_bytes(inst, reduction_type(op.map->element_type), to, from, chunk.bytes, op.map->element_bytes());
+    else
+      memcpy(to, from, chunk.bytes);
+  });
+}
+
+/// Moves the bytes of a bulk-group store.
+void perform_store(BulkOp& op) {
+  if (op.done) return;
+  op.done = true;
+  const Instruction& inst = *op.instruction;
+  if (op.map) return store_tile(op);
+  u8* to = reinterpret_cast<u8*>(op.destination);
+  const u8* from = &op.issuer->cta->shared[op.source];
+  if (inst.reduces)
+    reduce_bytes(inst, inst.type, to, from, op.bytes, inst.element_bytes);
+  else
+    memcpy(to, from, op.bytes);
+}
+
+template <class F>
+void for_each_destination(const BulkOp& op, F visit) {
+  Cluster& cluster = *op.issuer->cta->cluster;
+  for (auto& cta : cluster.ctas)
+    if (op.cta_mask >> cta->rank & 1) visit(*cta);
+}
+
+// ---------------------------------------------------------------- issuing
+
+/// Fills destination CTAs and barrier of a copy that completes on an mbarrier.
+void route(Warp& warp, const Instruction& inst, BulkOp& op, int lane, u32 bytes) {
+  const SharedTarget target = locate_shared(warp, inst, lane_address(warp, inst.address, lane), bytes, true);
+  const SharedTarget barrier = shared_target(warp, inst, lane_address(warp, inst.address2, lane));
+  op.destination = target.offset;
+  op.barrier = barrier.offset;
+  op.bytes = bytes;
+  op.cta_mask = 1u << target.cta->rank;
+  if (inst.multicast) {
+    op.cta_mask = lanes<u16>(warp, inst.operands[1])[lane];
+    if (!op.cta_mask || op.cta_mask >> warp.cta->cluster->ctas.size())
+      fail(warp, inst, "cluster", format("multicast mask 0x%x names CTAs outside the cluster", op.cta_mask));
+  } else if (barrier.cta != target.cta) {
+    fail(warp, inst, "barrier", "copy whose mbarrier lies in another CTA than its data");
+  }
+  for_each_destination(op, [&](Cta& cta) {
+    MBarrier& b = mbarrier_at(warp, inst, {&cta, op.barrier});
+    check_mbarrier_for_async(warp, inst, b, op.barrier);
+    if (tracks_shared(*cta.launch))
+      cta.shadow.write(cta, warp, inst, {b.agent, b.phase + 1, &warp.view, true}, op.destination, bytes);
+  });
+  op.epoch = warp.cta->cluster->ctas[__builtin_ctz(op.cta_mask)]->mbarriers[op.barrier].phase + 1;
+}
+
+void enqueue_load(Warp& warp, BulkOp& op) {
+  Launch& launch = *warp.cta->launch;
+  launch.counters.async_bytes_read += op.bytes;
+  if (launch.options.async == AsyncMode::Eager)
+    complete_bulk(op);
+  else
+    warp.cta->cluster->bulk.push_back(op);
+  warp.cta->cluster->progress++;
+}
+
+void enqueue_store(Warp& warp, BulkOp& op, u32 source_bytes) {
+  Cta& cta = *warp.cta;
+  op.group = warp.bulk_group[op.lane];
+  op.epoch = warp.bulk_epoch;
+  cta.launch->counters.async_bytes_written += source_bytes;
+  if (tracks_shared(*cta.launch)) {
+    const Accessor reader{warp.engine(AgentKind::BulkRead), op.epoch, &warp.view, true};
+    if (!cta.shadow.read(cta, warp, *op.instruction, reader, u32(op.source), source_bytes) &&
+        cta.launch->options.check_undefined)
+      report(warp, *op.instruction, "undefined", "bulk store of shared memory that was never written");
+  }
+  if (cta.launch->options.async == AsyncMode::Eager) perform_store(op);
+  warp.bulk.push_back(op);
+}
+
+GlobalAccess store_access(Warp& warp, const Instruction& inst) {
+  GlobalAccess how;
+  how.strong = inst.reduces;
+  how.async_proxy = true;
+  how.agent = warp.engine(AgentKind::BulkWrite);
+  how.tick = warp.bulk_epoch;
+  return how;
+}
+
+}  // namespace
+
+void complete_bulk(const BulkOp& op) {
+  for_each_destination(op, [&](Cta& cta) {
+    const MBarrier& barrier = cta.mbarriers[op.barrier];
+    if (barrier.phase + 1 != op.epoch)
+      report(*op.issuer, *op.instruction, "barrier",
+             "the mbarrier's phase completed before this copy did (expect_tx too small, or none)");
+    const u32 destination = u32(op.destination);
+    if (op.map)
+      load_tile(op, cta, destination);
+    else if (op.instruction->bulk == BulkKind::SharedToCluster)
+      memcpy(&cta.shared[destination], &op.issuer->cta->shared[op.source], op.bytes);
+    else
+      memcpy(&cta.shared[destination], reinterpret_cast<const u8*>(op.source), op.bytes);
+    cta.shared_version++;
+    mbarrier_complete_bytes(cta, op.barrier, op.bytes);
+  });
+}
+
+/// address: destination, address2: mbarrier (loads); operands: source or destination in global memory or
+/// the shared source, multicast mask; then size.
+void exec_bulk_copy(Warp& warp, const Instruction& inst) {
+  FOR_ACTIVE_LANES (warp, lane) {
+    BulkOp op;
+    op.instruction = &inst;
+    op.issuer = &warp;
+    op.lane = lane;
+    const u32 bytes = lanes<u32>(warp, inst.operands[2])[lane];
+    if (bytes % 16) fail(warp, inst, "alignment", format("bulk copy of %u bytes, not a multiple of 16", bytes));
+    if (!bytes) continue;
+    const u64 other = inst.value64 ? lanes<u64>(warp, inst.operands[0])[lane] : lanes<u32>(warp, inst.operands[0])[lane];
+    bool defined = true;
+    GlobalAccess how;
+    how.async_proxy = true;
+    switch (inst.bulk) {
+      case BulkKind::Prefetch: continue;
+      case BulkKind::GlobalToShared:
+        read_global(warp, inst, other, bytes, 16, how, defined);
+        op.source = other;
+        route(warp, inst, op, lane, bytes);
+        break;
+      case BulkKind::SharedToCluster: {
+        const SharedTarget source = locate_shared(warp, inst, other, bytes, false);
+        op.source = source.offset;
+        route(warp, inst, op, lane, bytes);
+        if (tracks_shared(*warp.cta->launch)) {
+          const MBarrier& b = warp.cta->cluster->ctas[__builtin_ctz(op.cta_mask)]->mbarriers[op.barrier];
+          warp.cta->shadow.read(*warp.cta, warp, inst, {b.agent, op.epoch, &warp.view, true}, source.offset, bytes);
+        }
+        break;
+      }
+      case BulkKind::SharedToGlobal: {
+        const SharedTarget source = locate_shared(warp, inst, lane_address(warp, inst.address, lane), bytes, false);
+        if (source.offset % 16) fail(warp, inst, "alignment", "bulk store from shared memory not aligned to 16");
+        op.source = source.offset;
+        op.destination = other;
+        op.bytes = bytes;
+        write_global(warp, inst, other, bytes, 16, store_access(warp, inst));
+        enqueue_store(warp, op, bytes);
+        continue;
+      }
+    }
+    if (op.destination % 16) fail(warp, inst, "alignment", "bulk copy to shared memory not aligned to 16");
+    enqueue_load(warp, op);
+  }
+}
+
+/// address: shared side, address2: mbarrier (loads); operands: tensor map, multicast mask; coordinates.
+void exec_tensor_copy(Warp& warp, const Instruction& inst) {
+  FOR_ACTIVE_LANES (warp, lane) {
+    BulkOp op;
+    op.instruction = &inst;
+    op.issuer = &warp;
+    op.lane = lane;
+    op.map = &tensor_map_at(warp, inst, lanes<u64>(warp, inst.operands[0])[lane]);
+    if (op.map->rank != inst.coordinates.size())
+      fail(warp, inst, "tensor-map", format("%zu coordinates for a tensor map of rank %d", inst.coordinates.size(), op.map->rank));
+    if (inst.bulk == BulkKind::Prefetch) continue;
+    for (size_t k = 0; k < inst.coordinates.size(); k++) op.coordinates[k] = lanes<s32>(warp, inst.coordinates[k])[lane];
+    const u32 bytes = tile_bytes(*op.map);
+    for (int k = 0; k < op.map->rank; k++)
+      if (op.map->element_stride[k] != 1) fail(warp, inst, "unsupported", "tensor map with element strides");
+    if (inst.bulk == BulkKind::GlobalToShared) {
+      for_each_tile_chunk(*op.map, op.coordinates, [&](const TileChunk& chunk) {
+        GlobalAccess how;
+        how.async_proxy = true;
+        bool defined = true;
+        if (chunk.bytes) read_global(warp, inst, chunk.global_address, chunk.bytes, 0, how, defined);
+      });
+      route(warp, inst, op, lane, bytes);
+      if (op.destination % 128) fail(warp, inst, "alignment", "tensor copy to shared memory not aligned to 128");
+      enqueue_load(warp, op);
+    } else {
+      const SharedTarget source = locate_shared(warp, inst, lane_address(warp, inst.address, lane), bytes, false);
+      if (source.offset % 128) fail(warp, inst, "alignment", "tensor store from shared memory not aligned to 128");
+      op.source = source.offset;
+      for_each_tile_chunk(*op.map, op.coordinates, [&](const TileChunk& chunk) {
+        if (chunk.bytes) write_global(warp, inst, chunk.global_address, chunk.bytes, 0, store_access(warp, inst));
+      });
+      enqueue_store(warp, op, bytes);
+    }
+  }
+}
+
+// ---------------------------------------------------------------- bulk groups
+
+void exec_bulk_commit(Warp& warp, const Instruction&) {
+  FOR_ACTIVE_LANES (warp, lane) warp.bulk_group[lane]++;
+  warp.bulk_epoch++;
+}
+
+/// immediate: how many of the latest groups may stay pending; wait_read: only their reads are waited for.
+void exec_bulk_wait(Warp& warp, const Instruction& inst) {
+  auto& queue = warp.bulk;
+  u32 oldest_read = warp.bulk_epoch + 1, oldest_write = oldest_read;
+  std::erase_if(queue, [&](BulkOp& op) {
+    const bool mine = warp.mask >> op.lane & 1;
+    const bool covered = mine && s64(op.group) < s64(warp.bulk_group[op.lane]) - inst.immediate;
+    if (covered) {
+      perform_store(op);
+      op.read_waited = true;
+    }
+    if (!op.read_waited) oldest_read = std::min(oldest_read, op.epoch);
+    const bool gone = covered && !inst.wait_read;
+    if (!gone) oldest_write = std::min(oldest_write, op.epoch);
+    return gone;
+  });
+  warp.view.seen.raise(warp.engine(AgentKind::BulkRead), oldest_read - 1);
+  warp.view.seen.raise(warp.engine(AgentKind::BulkWrite), oldest_write - 1);
+  warp.bulk_epoch++;
+}
+
+bool perform_bulk_store_early(Warp& warp, u32 random) {
+  std::vector<BulkOp*> pending;
+  for (BulkOp& op : warp.bulk)
+    if (!op.done) pending.push_back(&op);
+  if (pending.empty()) return false;
+  perform_store(*pending[random % pending.size()]);
+  return true;
+}
+
+void finish_bulk_stores(Warp& warp, const Instruction&) {
+  for (BulkOp& op : warp.bulk) {
+    if (!op.read_waited)
+      report(warp, *op.instruction, "pending-async", "bulk store still reads shared memory when its warp ends");
+    perform_store(op);
+  }
+  warp.bulk.clear();
+}
+
+// ---------------------------------------------------------------- tensor maps built on the device
+
+static u8 swizzle_mode(u64 mode) {  // PTX: 0 none, 1 32B, 2 64B, 3 128B
+  static const u8 modes[] = {kSwizzleNone, kSwizzle32B, kSwizzle64B, kSwizzle128B};
+  return mode < sizeof modes ? modes[mode] : u8(kSwizzleNone);
+}
+
+/// .elemtype is numbered differently from CUtensorMapDataType.
+static u8 element_type(u64 value) {
+  static const u8 types[] = {kElementU8,  kElementU16,    kElementU32, kElementS32,  kElementU64,  kElementS64,  kElementF16,
+                             kElementF32, kElementF32Ftz, kElementF64, kElementBF16, kElementTF32, kElementTF32Ftz};
+  return value < sizeof types ? types[value] : u8(kElementTypes);
+}
+
+/// operands: the value, unless it is in immediate.
+void exec_tensormap_replace(Warp& warp, const Instruction& inst) {
+  FOR_ACTIVE_LANES (warp, lane) {
+    u64 address = lane_address(warp, inst.address, lane);
+    const Space space = resolve_space(inst.space, address);
+    u8* bytes;
+    if (space == Space::Global) {
+      bytes = write_global(warp, inst, address, kTensorMapBytes, 64, {});
+      warp.cta->launch->map_versions[address]++;
+    } else {
+      bytes = write_shared(warp, inst, address, kTensorMapBytes, true);
+    }
+    TensorMap& map = *reinterpret_cast<TensorMap*>(bytes);
+    u64 value = inst.immediate;
+    if (!inst.operands.empty())
+      value = inst.value64 ? lanes<u64>(warp, inst.operands[0])[lane] : lanes<u32>(warp, inst.operands[0])[lane];
+    map.magic = kTensorMapMagic;
+    switch (inst.field) {
+      case TensorMapField::GlobalAddress: map.address = value; break;
+      case TensorMapField::Rank: map.rank = value + 1; break;
+      case TensorMapField::BoxDim: map.box[inst.ordinal] = value; break;
+      case TensorMapField::GlobalDim: map.dim[inst.ordinal] = value; break;
+      case TensorMapField::GlobalStride: map.stride[inst.ordinal] = value; break;
+      case TensorMapField::ElementStride: map.element_stride[inst.ordinal] = value; break;
+      case TensorMapField::ElementType:
+        map.element_type = element_type(value);
+        if (!map.element_bytes()) fail(warp, inst, "tensor-map", "unknown element type");
+        break;
+      case TensorMapField::InterleaveLayout:
+        if (value) fail(warp, inst, "unsupported", "interleaved tensor map");
+        break;
+      case TensorMapField::SwizzleMode: map.swizzle = swizzle_mode(value); break;
+      case TensorMapField::FillMode: map.fill_nan = value; break;
+    }
+  }
+}
+
+/// tensormap.cp_fenceproxy: address: global destination, address2: shared source. It releases the map.
+void exec_tensormap_copy(Warp& warp, const Instruction& inst) {
+  require_full_warp(warp, inst);
+  const int lane = first_active_lane(warp);
+  const u64 to = lane_address(warp, inst.address, lane);
+  bool defined = true;
+  const u8* from = read_shared(warp, inst, lane_address(warp, inst.address2, lane), kTensorMapBytes, defined);
+  memcpy(write_global(warp, inst, to, kTensorMapBytes, 64, {}), from, kTensorMapBytes);
+  if (!defined) report(warp, inst, "undefined", "tensor map copied from shared memory that was never written");
+  warp.cta->launch->map_versions[to]++;
+}
+
+}  // namespace ptxemu

@@ -1,0 +1,274 @@
+// wgmma: descriptors, the queue of operations in flight, and the rules on its registers.
+//
+// A wgmma is checked when it is issued and computed as late as the program allows, at the wait_group that
+// covers it: touching its registers or its tiles too early gives wrong numbers as well as a report.
+#include "handlers.h"
+#include "matrix_formats.h"
+#include "memory.h"
+
+namespace ptxemu {
+namespace {
+
+/// A shared-memory matrix descriptor. Layouts are the canonical ones of the PTX manual, in bytes.
+struct MatrixDescriptor {
+  u32 start, leading_offset, stride_offset, base_offset;
+  int swizzle;
+
+  explicit MatrixDescriptor(u64 bits)
+      : start((bits & 0x3fff) << 4),
+        leading_offset(((bits >> 16) & 0x3fff) << 4),
+        stride_offset(((bits >> 32) & 0x3fff) << 4),
+        base_offset((bits >> 49) & 7),
+        swizzle((bits >> 62) & 3) {}
+
+  static constexpr int kChunksPerRow[4] = {1, 8, 4, 2};  // 16-byte chunks of a swizzle row, by mode
+
+  /// Address of the 16-byte chunk number `chunk` along k, of row mn. K-major.
+  u32 k_major(int mn, int chunk) const {
+    const u32 offset = swizzle == kSwizzleNone
+                           ? (mn % 8) * 16 + (mn / 8) * stride_offset + chunk * leading_offset
+                           : (mn % 8) * 16 * kChunksPerRow[swizzle] + (mn / 8) * stride_offset + chunk * 16;
+    return swizzle_address(start + offset, swizzle);
+  }
+
+  /// Address of the chunk of 8 16-bit elements from mn on (a multiple of 8), at k. MN-major.
+  u32 mn_major(int mn, int k) const {
+    const int tile = 8 * kChunksPerRow[swizzle];
+    const u32 offset = swizzle == kSwizzleNone
+                           ? (mn / 8) * stride_offset + (k % 8) * 16 + (k / 8) * leading_offset
+                           : (mn % tile) * 2 + (mn / tile) * leading_offset +
+                                 (k % 8) * 16 * kChunksPerRow[swizzle] + (k / 8) * stride_offset;
+    return swizzle_address(start + offset, swizzle);
+  }
+};
+
+constexpr int kChunksAlongK = 2;  // every wgmma covers 32 bytes of k
+
+/// Calls visit(address, first row or column, k) for every 16-byte chunk of an operand tile.
+template <class F>
+void for_each_chunk(const MatrixDescriptor& descriptor, bool mn_major, int begin, int end, int elements, F visit) {
+  if (!mn_major) {
+    for (int mn = begin; mn < end; mn++)
+      for (int chunk = 0; chunk < kChunksAlongK; chunk++)
+        visit(descriptor.k_major(mn, chunk), mn, chunk * elements);
+  } else {
+    for (int k = 0; k < kChunksAlongK * elements; k++)
+      for (int mn = begin; mn < end; mn += 8) visit(descriptor.mn_major(mn, k), mn, k);
+  }
+}
+
+const u8* chunk_bytes(Warp& warp, const Instruction& inst, u32 address) {
+  Cta& cta = *warp.cta;
+  const u32 offset = address - kSharedBase;
+  if (address < kSharedBase || offset + 16 > cta.shared.size())
+    fail(warp, inst, "bounds", format("wgmma descriptor reaches shared+0x%x of 0x%zx", offset, cta.shared.size()));
+  return &cta.shared[offset];
+}
+
+/// Books the reads of a tile in the async proxy; undefined rows or columns go to `undefined`.
+void check_tile(Warp& warp, const Instruction& inst, u64 bits, bool mn_major, int begin, int end, int elements,
+                u64* undefined) {
+  const MatrixDescriptor descriptor(bits);
+  if (descriptor.base_offset) fail(warp, inst, "unsupported", "wgmma descriptor with a base offset");
+  const Accessor who{warp.engine(AgentKind::Wgmma), warp.wgmma_group + 1, &warp.view, true};
+  for_each_chunk(descriptor, mn_major, begin, end, elements, [&](u32 address, int mn, int) {
+    chunk_bytes(warp, inst, address);
+    if (warp.cta->shadow.read(*warp.cta, warp, inst, who, address - kSharedBase, 16)) return;
+    for (int k = mn; k < mn + (mn_major ? 8 : 1); k++) undefined[k / 64] |= 1ull << (k % 64);
+  });
+}
+
+void load_tile(Warp& warp, const Instruction& inst, u64 bits, MatrixType type, bool mn_major, int begin, int end,
+               float* tile, int k_stride, int mn_stride) {
+  const MatrixDescriptor descriptor(bits);
+  const int elements = 16 / matrix_bytes(type);
+  float values[16];
+  for_each_chunk(descriptor, mn_major, begin, end, elements, [&](u32 address, int mn, int k) {
+    unpack_chunk(type, chunk_bytes(warp, inst, address), values);
+    float* to = tile + (mn - begin) * mn_stride + k * k_stride;
+    const int count = mn_major ? 8 : elements, step = mn_major ? mn_stride : k_stride;
+    for (int i = 0; i < count; i++) to[i * step] = values[i];
+  });
+}
+
+/// Whose k x n tile of B was converted last; the four warps of a warpgroup share it.
+const float* b_tile(Warp& warp, const WgmmaOp& op) {
+  const Instruction& inst = *op.instruction;
+  WgmmaTile& tile = warp.cta->wgmma_tile;
+  if (tile.version == warp.cta->shared_version && tile.descriptor == op.descriptor_b && tile.instruction == &inst)
+    return tile.values.data();
+  tile.values.resize(32 * 256);
+  load_tile(warp, inst, op.descriptor_b, inst.b_type, inst.transpose_b, 0, inst.shape_n, tile.values.data(), 256, 1);
+  tile.version = warp.cta->shared_version;
+  tile.descriptor = op.descriptor_b;
+  tile.instruction = &inst;
+  return tile.values.data();
+}
+
+/// One warp's 16 rows.
+void compute(Warp& warp, const WgmmaOp& op) {
+  const Instruction& inst = *op.instruction;
+  Counters& counters = warp.cta->launch->counters;
+  counters.matrix_operations++;
+  counters.matrix_flops += 2ull * 16 * inst.shape_n * inst.shape_k;
+  const int N = inst.shape_n, K = inst.shape_k, first_row = (warp.id & 3) * 16;
+  static thread_local float a[16][32], sums[16][256];
+
+  if (inst.a_from_registers) {
+    const int per_register = 4 / matrix_bytes(inst.a_type);
+    float values[4];
+    for (int r = 0; r < 4; r++) {
+      const u32* source = lanes<u32>(warp, inst.operands[inst.a_begin + r]);
+      for (int lane = 0; lane < kWarpSize; lane++) {
+        unpack_elements(inst.a_type, source[lane], values);
+        const int k0 = (lane & 3) * per_register + (r >> 1) * 4 * per_register;
+        for (int i = 0; i < per_register; i++) a[(lane >> 2) + (r & 1) * 8][k0 + i] = values[i];
+      }
+    }
+  } else {
+    load_tile(warp, inst, op.descriptor_a, inst.a_type, inst.transpose_a, first_row, first_row + 16, a[0], 1, 32);
+  }
+  const float* b = b_tile(warp, op);
+  const float sign = inst.negate_a != inst.negate_b ? -1.f : 1.f;
+
+  for (int m = 0; m < 16; m++) {
+    float* sum = sums[m];
+    for (int n = 0; n < N; n++) sum[n] = 0;
+    for (int k = 0; k < K; k++) {
+      const float factor = sign * a[m][k];
+      const float* row = b + k * 256;
+      for (int n = 0; n < N; n++) sum[n] += factor * row[n];
+    }
+  }
+  // Register 4j + 2h + o of lane 4g + q: row g + 8h, column 8j + 2q + o. f16 packs both o.
+  const bool f16 = inst.accumulator == AccumulatorType::F16, integer = inst.accumulator == AccumulatorType::S32;
+  for (int r = 0; r < inst.definitions; r++) {
+    const int j = f16 ? r / 2 : r / 4, h = f16 ? r & 1 : (r >> 1) & 1, o = f16 ? 0 : r & 1;
+    u32* slot = lanes<u32>(warp, inst.operands[r]);
+    for (int lane = 0; lane < kWarpSize; lane++) {
+      const float* sum = &sums[(lane >> 2) + 8 * h][8 * j + (lane & 3) * 2 + o];
+      if (f16) {
+        const float c0 = op.accumulate ? half_to_float(slot[lane]) : 0.f;
+        const float c1 = op.accumulate ? half_to_float(slot[lane] >> 16) : 0.f;
+        slot[lane] = float_to_half(sum[0] + c0) | u32(float_to_half(sum[1] + c1)) << 16;
+      } else if (integer) {
+        slot[lane] = u32(s32(sum[0])) + (op.accumulate ? slot[lane] : 0);
+      } else {
+        slot[lane] = float_bits(sum[0] + (op.accumulate ? bits_float(slot[lane]) : 0.f));
+      }
+    }
+  }
+}
+
+/// Undefined lanes of the accumulator, from undefined rows of A, columns of B and the old accumulator.
+void taint(Warp& warp, const Instruction& inst, bool accumulate, const u64* rows, const u64* columns) {
+  bool any = warp.tainted;
+  for (int k = 0; k < 4; k++) any |= columns[k] != 0;
+  any |= rows[0] != 0;
+  if (!any) return;
+  const bool f16 = inst.accumulator == AccumulatorType::F16;
+  const int first_row = (warp.id & 3) * 16;
+  for (int r = 0; r < inst.definitions; r++) {
+    const int j = f16 ? r / 2 : r / 4, h = f16 ? r & 1 : (r >> 1) & 1, o = f16 ? 0 : r & 1;
+    u32 undefined = accumulate ? poison(warp, inst.operands[r]) : 0;
+    for (int lane = 0; lane < kWarpSize; lane++) {
+      const int row = first_row + (lane >> 2) + 8 * h, column = 8 * j + (lane & 3) * 2 + o;
+      bool bad = rows[0] >> row & 1;
+      for (int k = column; k <= column + (f16 ? 1 : 0); k++) bad |= columns[k / 64] >> (k % 64) & 1;
+      if (bad) undefined |= 1u << lane;
+    }
+    set_poison(warp, inst.operands[r], undefined);
+  }
+}
+
+u64 uniform_descriptor(Warp& warp, const Instruction& inst, int slot) {
+  const u64* values = lanes<u64>(warp, slot);
+  for (int lane = 1; lane < kWarpSize; lane++)
+    if (values[lane] != values[0]) fail(warp, inst, "convergence", "wgmma descriptor differs between lanes");
+  if (warp.tainted && poison(warp, slot)) require_defined(warp, inst, poison(warp, slot), "wgmma descriptor");
+  return values[0];
+}
+
+}  // namespace
+
+void touch_wgmma_registers(Warp& warp, const Instruction& inst) {
+  if (inst.handler == exec_wgmma) return;
+  for (u16 reg : inst.wgmma_registers) {
+    warp.wgmma_accessed[reg] = 1;
+    if (warp.wgmma_in_flight[reg])
+      report(warp, inst, "wgmma-registers", "register of a wgmma that is still in flight (no wgmma.wait_group covers it)");
+  }
+}
+
+void exec_wgmma_fence(Warp& warp, const Instruction& inst) {
+  require_full_warp(warp, inst);
+  std::fill(warp.wgmma_accessed.begin(), warp.wgmma_accessed.end(), 0);
+}
+
+void exec_wgmma(Warp& warp, const Instruction& inst) {
+  require_full_warp(warp, inst);
+  Cta& cta = *warp.cta;
+  WgmmaOp op;
+  op.instruction = &inst;
+  op.descriptor_a = inst.a_from_registers ? 0 : uniform_descriptor(warp, inst, inst.operands[inst.a_begin]);
+  op.descriptor_b = uniform_descriptor(warp, inst, inst.operands[inst.b_begin]);
+  op.accumulate = inst.scale_d >= 0 ? predicate(warp, inst.scale_d) & 1 : inst.scale_d == kScaleDOne;
+  op.group = warp.wgmma_group;
+
+  for (u16 reg : inst.wgmma_registers) {
+    if (warp.wgmma_accessed[reg] && cta.launch->options.check_proxies)
+      report(warp, inst, "proxy", "registers were accessed after the last wgmma.fence (or there was none)");
+    warp.wgmma_in_flight[reg] = 1;
+  }
+  u64 rows[4] = {}, columns[4] = {};
+  const int a_elements = 16 / matrix_bytes(inst.a_type), b_elements = 16 / matrix_bytes(inst.b_type);
+  const int first_row = (warp.id & 3) * 16;
+  if (tracks_shared(*cta.launch)) {
+    if (!inst.a_from_registers)
+      check_tile(warp, inst, op.descriptor_a, inst.transpose_a, first_row, first_row + 16, a_elements, rows);
+    check_tile(warp, inst, op.descriptor_b, inst.transpose_b, 0, inst.shape_n, b_elements, columns);
+  }
+  if (inst.a_from_registers && warp.tainted)
+    for (int r = 0; r < 4; r++)
+      for (int lane = 0; lane < kWarpSize; lane++)
+        if (poison(warp, inst.operands[inst.a_begin + r]) >> lane & 1)
+          rows[0] |= 1ull << (first_row + (lane >> 2) + (r & 1) * 8);
+  if (cta.launch->options.check_undefined) taint(warp, inst, op.accumulate, rows, columns);
+
+  if (cta.launch->options.async == AsyncMode::Eager) {
+    compute(warp, op);
+    op.done = true;
+  }
+  warp.wgmma.push_back(op);
+}
+
+void exec_wgmma_commit(Warp& warp, const Instruction& inst) {
+  require_full_warp(warp, inst);
+  warp.wgmma_group++;
+}
+
+void exec_wgmma_wait(Warp& warp, const Instruction& inst) {
+  require_full_warp(warp, inst);
+  auto& queue = warp.wgmma;
+  const s64 covered = s64(warp.wgmma_group) - inst.immediate;  // groups below this number
+  size_t done = 0;
+  for (; done < queue.size() && s64(queue[done].group) < covered; done++)
+    if (!queue[done].done) compute(warp, queue[done]);
+  queue.erase(queue.begin(), queue.begin() + done);
+  if (covered > 0) warp.view.seen.raise(warp.engine(AgentKind::Wgmma), u32(covered));
+  std::fill(warp.wgmma_in_flight.begin(), warp.wgmma_in_flight.end(), 0);
+  for (const WgmmaOp& op : queue)
+    for (u16 reg : op.instruction->wgmma_registers) warp.wgmma_in_flight[reg] = 1;
+}
+
+bool perform_wgmma(Warp& warp) {
+  for (WgmmaOp& op : warp.wgmma)
+    if (!op.done) {
+      compute(warp, op);
+      op.done = true;
+      return true;
+    }
+  return false;
+}
+
+}  // namespace ptxemu

@@ -1,0 +1,54 @@
+// Shadow of the writable global allocations: races between CTAs (and between warps of one), and bytes
+// that nobody has written yet.
+#pragma once
+#include <memory>
+#include <unordered_map>
+
+#include "clocks.h"
+
+namespace ptxemu {
+
+struct Warp;
+struct Instruction;
+struct Allocation;
+
+class GlobalShadow {
+ public:
+  /// strong: the access takes part in synchronisation (atomics, volatile, relaxed and stronger), so
+  /// that two strong accesses never race. agent/tick: who does it; async: in the async proxy.
+  struct Access {
+    Agent agent;
+    u32 tick;
+    const View* view;
+    bool strong;
+    bool async_proxy;
+  };
+
+  /// Returns whether all bytes read are defined.
+  bool read(Warp& warp, const Instruction& inst, const Access& who, const Allocation& allocation, u64 address,
+            u32 bytes);
+  void write(Warp& warp, const Instruction& inst, const Access& who, const Allocation& allocation, u64 address,
+             u32 bytes);
+
+ private:
+  struct Word {
+    u32 writer_cluster = 0, writer_tick = 0, reader_cluster = 0, reader_tick = 0;
+    Agent writer = kNobody, reader = kNobody;
+    u8 written = 0, read_bytes = 0;
+    u8 defined = 0;
+    bool strong_write = false, strong_read = false, async_write = false;
+    int writer_pc = 0, reader_pc = 0;
+  };
+  static constexpr u32 kPageWords = 1024;
+
+  Word& word(u64 address, bool defined);
+  bool ordered(Warp& warp, const Access& who, u32 cluster, Agent agent, u32 tick, bool fenced) const;
+  void report_race(Warp& warp, const Instruction& inst, const char* what, const Allocation& allocation,
+                   u64 address, u32 cluster, Agent agent, int pc);
+
+  std::unordered_map<u64, std::unique_ptr<Word[]>> pages_;
+  u64 last_page_ = ~0ull;
+  Word* last_words_ = nullptr;
+};
+
+}  // namespace ptxemu

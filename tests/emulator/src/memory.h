@@ -1,0 +1,53 @@
+// Checked access to memory: every load, store and copy goes through these functions.
+#pragma once
+#include "machine.h"
+
+namespace ptxemu {
+
+/// Resolves a shared or shared::cluster address (given in the shared or the generic space).
+struct SharedTarget {
+  Cta* cta;
+  u32 offset;  // from the first byte a kernel may use
+};
+SharedTarget shared_target(Warp& warp, const Instruction& inst, u64 address);
+
+/// Shared-space address of a generic or shared address.
+inline u32 shared_address(u64 address) {
+  return address >= kSharedWindow ? u32(address - kSharedWindow) : u32(address);
+}
+
+/// Bounds and alignment of a shared access; no race check.
+SharedTarget locate_shared(Warp& warp, const Instruction& inst, u64 address, u32 bytes, bool is_write);
+
+/// The accessor for a plain access of a warp.
+inline Accessor warp_accessor(Warp& warp) { return {warp.agent, warp.tick(), &warp.view, false}; }
+
+inline bool tracks_shared(const Launch& launch) {
+  return launch.options.check_races || launch.options.check_undefined;
+}
+
+/// Plain read of shared memory with all checks; `defined` is cleared where bytes are undefined.
+const u8* read_shared(Warp& warp, const Instruction& inst, u64 address, u32 bytes, bool& defined);
+/// Plain write; the caller fills the bytes. defined: whether the data is.
+u8* write_shared(Warp& warp, const Instruction& inst, u64 address, u32 bytes, bool defined);
+
+/// Bounds, alignment and permission of a global access.
+Allocation& locate_global(Warp& warp, const Instruction& inst, u64 address, u32 bytes, bool is_write,
+                          u32 alignment);
+
+/// How a global access is ordered, for the race check.
+struct GlobalAccess {
+  bool strong = false;
+  bool async_proxy = false;
+  Agent agent = kNobody;  // kNobody: the warp itself
+  u32 tick = 0;
+};
+const u8* read_global(Warp& warp, const Instruction& inst, u64 address, u32 bytes, u32 alignment,
+                      const GlobalAccess& how, bool& defined);
+u8* write_global(Warp& warp, const Instruction& inst, u64 address, u32 bytes, u32 alignment,
+                 const GlobalAccess& how);
+
+/// Which state space a generic address lies in; makes the address relative to it.
+Space resolve_space(Space space, u64& address);
+
+}  // namespace ptxemu

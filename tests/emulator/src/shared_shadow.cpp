@@ -1,0 +1,150 @@
+#include "shared_shadow.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "machine.h"
+
+namespace ptxemu {
+
+void SharedShadow::reset(u32 bytes, int agents, int cluster_warps) {
+  words_.assign(bytes / 4 + 1, Word());
+  writer_pc_.assign(bytes / 4 + 1, -1);
+  rows_.clear();
+  readers_.clear();
+  cluster_warps_ = cluster_warps;
+  rows_.reserve(agents);
+}
+
+u64* SharedShadow::row(Agent agent) {
+  while (rows_.size() <= agent) rows_.emplace_back(nullptr, std::free);
+  if (!rows_[agent]) {
+    // Zero pages of the operating system: only what is touched costs anything.
+    rows_[agent].reset(static_cast<u64*>(std::calloc(words_.size(), sizeof(u64))));
+    readers_.push_back({agent, rows_[agent].get()});
+  }
+  return rows_[agent].get();
+}
+
+static u32 bytes_in_word(u32 word, u32 offset, u32 bytes) {
+  const u32 begin = std::max(offset, word * 4) - word * 4, end = std::min(offset + bytes, word * 4 + 4) - word * 4;
+  return ((1u << end) - 1) & ~((1u << begin) - 1);
+}
+
+bool SharedShadow::writer_is_ordered(const Word& word, const Accessor& who) const {
+  return word.tick <= who.view->seen.get(word.writer);
+}
+
+void SharedShadow::report_race(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who,
+                               const char* what, u32 word, Agent other, u32 tick, int pc) {
+  (void)tick;
+  const Program& program = *cta.launch->program;
+  const std::string both =
+      format("shared+0x%x: %s by %s, not ordered after %s by %s", word * 4, what,
+             cta.cluster->agent_name(who.agent).c_str(), describe_pc(program, pc).c_str(),
+             cta.cluster->agent_name(other).c_str());
+  report(warp, inst, "shared-race", both);
+}
+
+bool SharedShadow::read(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, u32 offset,
+                        u32 bytes) {
+  const LaunchOptions& options = cta.launch->options;
+  const u32 first = offset / 4, last = (offset + bytes - 1) / 4;
+  bool defined = true;
+  u64* reads = options.check_races ? row(who.agent) : nullptr;
+  const u64 pc = u64(pc_of(warp, inst)) << 32;
+  for (u32 word = first; word <= last; word++) {
+    const Word& shadow = words_[word];
+    const u32 mask = bytes_in_word(word, offset, bytes);
+    defined &= (shadow.defined & mask) == mask;
+    if (!reads) continue;
+    u64& mine = reads[word];
+    const bool same_tick = u32(mine) >> 4 == who.tick;
+    if (same_tick && (mine & mask) == mask) continue;  // checked before, in the same epoch
+    if (shadow.writer != kNobody && shadow.writer != who.agent && (shadow.written & mask)) {
+      if (!writer_is_ordered(shadow, who)) {
+        report_race(cta, warp, inst, who, "read", word, shadow.writer, shadow.tick, writer_pc_[word]);
+      } else if (who.async_proxy && options.check_proxies) {
+        const int kind = shadow.writer / cluster_warps_;
+        const bool generic = kind == int(AgentKind::Warp) ||
+                             (kind == int(AgentKind::CpAsync) && options.strict_cp_async_proxy);
+        if (generic && shadow.tick > who.view->fenced.get(shadow.writer))
+          report(warp, inst, "proxy",
+                 format("shared+0x%x: read in the async proxy without fence.proxy.async after %s by %s",
+                        word * 4, describe_pc(*cta.launch->program, writer_pc_[word]).c_str(),
+                        cta.cluster->agent_name(shadow.writer).c_str()));
+      }
+    }
+    mine = pc | u64(who.tick) << 4 | mask | (same_tick ? mine & 15 : 0);
+  }
+  return defined;
+}
+
+void SharedShadow::write(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, u32 offset,
+                         u32 bytes) {
+  const LaunchOptions& options = cta.launch->options;
+  const u32 first = offset / 4, last = (offset + bytes - 1) / 4;
+  const int pc = pc_of(warp, inst);
+  for (u32 word = first; word <= last; word++) {
+    Word& shadow = words_[word];
+    const u32 mask = bytes_in_word(word, offset, bytes);
+    shadow.defined |= mask;
+    if (!options.check_races) continue;
+    if (shadow.writer == who.agent && shadow.tick == who.tick) {
+      shadow.written |= mask;
+    } else {
+      if (shadow.writer != kNobody && shadow.writer != who.agent && (shadow.written & mask)) {
+        if (!writer_is_ordered(shadow, who))
+          report_race(cta, warp, inst, who, "write", word, shadow.writer, shadow.tick, writer_pc_[word]);
+        else if (who.async_proxy && options.check_proxies && shadow.writer < cluster_warps_ &&
+                 shadow.tick > who.view->fenced.get(shadow.writer))
+          report(warp, inst, "proxy",
+                 format("shared+0x%x: written in the async proxy without fence.proxy.async after %s by %s",
+                        word * 4, describe_pc(*cta.launch->program, writer_pc_[word]).c_str(),
+                        cta.cluster->agent_name(shadow.writer).c_str()));
+      }
+      shadow.writer = who.agent;
+      shadow.tick = who.tick;
+      shadow.written = mask;
+      shadow.atomic = 0;
+    }
+    writer_pc_[word] = pc;
+    for (const auto& [agent, reads] : readers_) {
+      const u64 seen = reads[word];
+      if (agent == who.agent || !(seen & mask)) continue;
+      const u32 tick = u32(seen) >> 4;
+      if (tick > who.view->seen.get(agent))
+        report_race(cta, warp, inst, who, "write", word, agent, tick, int(seen >> 32));
+    }
+  }
+}
+
+void SharedShadow::atomic(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, u32 offset,
+                          u32 bytes) {
+  // Towards other atomics the word looks as if this agent had written it last.
+  const u32 first = offset / 4, last = (offset + bytes - 1) / 4;
+  for (u32 word = first; word <= last; word++)
+    if (words_[word].atomic) {
+      words_[word].writer = who.agent;
+      words_[word].tick = who.tick;
+    }
+  write(cta, warp, inst, who, offset, bytes);
+  for (u32 word = first; word <= last; word++) words_[word].atomic = 1;
+}
+
+bool SharedShadow::is_defined(u32 offset, u32 bytes) const {
+  for (u32 word = offset / 4; word <= (offset + bytes - 1) / 4; word++) {
+    const u32 mask = bytes_in_word(word, offset, bytes);
+    if ((words_[word].defined & mask) != mask) return false;
+  }
+  return true;
+}
+
+void SharedShadow::set_defined(u32 offset, u32 bytes, bool defined) {
+  for (u32 word = offset / 4; word <= (offset + bytes - 1) / 4; word++) {
+    const u32 mask = bytes_in_word(word, offset, bytes);
+    words_[word].defined = defined ? words_[word].defined | mask : words_[word].defined & ~mask;
+  }
+}
+
+}  // namespace ptxemu

@@ -1,0 +1,62 @@
+// Shadow of a CTA's shared memory: who wrote and read each 4-byte word last, and which bytes are defined.
+//
+// FastTrack-style: the last write of a word as (agent, tick) and the last read of each agent. Byte masks
+// keep apart accesses of different bytes of one word.
+#pragma once
+#include <memory>
+
+#include "clocks.h"
+
+namespace ptxemu {
+
+struct Warp;
+struct Instruction;
+struct Cta;
+
+/// An access about to happen: who, in which proxy, and what that agent is ordered after.
+struct Accessor {
+  Agent agent;
+  u32 tick;
+  const View* view;
+  bool async_proxy;  // then generic-proxy writes must be in view->fenced, not only in view->seen
+};
+
+class SharedShadow {
+ public:
+  void reset(u32 bytes, int agents, int cluster_warps);
+
+  /// Checks and records a read; returns whether all bytes are defined.
+  bool read(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, u32 offset, u32 bytes);
+  void write(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, u32 offset, u32 bytes);
+
+  /// An atomic: like a write, but atomics do not race with each other.
+  void atomic(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, u32 offset, u32 bytes);
+
+  /// Definedness without a race check (the accesses of an async operation when it is performed).
+  bool is_defined(u32 offset, u32 bytes) const;
+  void set_defined(u32 offset, u32 bytes, bool defined);
+
+ private:
+  struct Word {
+    u32 tick = 0;
+    Agent writer = kNobody;
+    u8 written = 0;  // bytes of the last write
+    u8 defined : 4 = 0;
+    u8 atomic : 4 = 0;  // the last write was an atomic
+  };
+  // A read is pc << 32 | tick << 4 | bytes. One row an agent, made when it reads for the first time.
+  using ReaderRow = std::unique_ptr<u64[], void (*)(void*)>;
+
+  u64* row(Agent agent);
+  bool writer_is_ordered(const Word& word, const Accessor& who) const;
+  void report_race(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, const char* what,
+                   u32 word, Agent other, u32 tick, int pc);
+
+  std::vector<Word> words_;
+  std::vector<int> writer_pc_;
+  std::vector<ReaderRow> rows_;
+  std::vector<std::pair<Agent, u64*>> readers_;
+  int cluster_warps_ = 0;
+};
+
+}  // namespace ptxemu
