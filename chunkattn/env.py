@@ -3,11 +3,13 @@
 ==================== =========================== ====================================================
 variable             values                      meaning
 ==================== =========================== ====================================================
-CHUNKATTN_DEBUG      0, 1                        check page tables on GPUs too (costs a host sync)
+CHUNKATTN_DEBUG      0, 1                        check lengths and page tables on GPUs too (a host sync);
+                                                 on the CPU they are always checked
 CHUNKATTN_BACKEND    a backend's name            use this backend where a call names none
 CHUNKATTN_ISA        avx512bf16, avx512, avx2,   instruction set of the cpu backend, instead of the
                      portable                    best one this processor has
 CHUNKATTN_CACHE_DIR  a directory                 where converted models and built kernels are kept
+CHUNKATTN_VLLM_SO    a file                      vLLM's CPU op library (_C.abi3.so), a peer in benchmarks
 ==================== =========================== ====================================================
 
 The variables are read once, when this module is imported.
@@ -28,6 +30,7 @@ class Settings:
     backend: str | None = None
     isa: str | None = None
     cache_dir: str | None = None
+    vllm_library: str | None = None
 
 
 def _choice(name: str, values: tuple[str, ...]) -> str | None:
@@ -50,6 +53,7 @@ def read() -> Settings:
         backend=_choice("CHUNKATTN_BACKEND", BACKENDS),
         isa=_choice("CHUNKATTN_ISA", ISAS),
         cache_dir=os.environ.get("CHUNKATTN_CACHE_DIR") or None,
+        vllm_library=os.environ.get("CHUNKATTN_VLLM_SO") or None,
     )
 
 

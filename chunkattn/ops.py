@@ -14,7 +14,8 @@ from torch import Tensor
 
 from chunkattn import validate
 from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs
-from chunkattn.plan import choose
+from chunkattn.env import SETTINGS
+from chunkattn.plan import choose, contents
 from chunkattn.types import AttentionSpec
 
 _LIBRARY = torch.library.Library("chunkattn", "DEF")
@@ -40,19 +41,25 @@ _SCHEMAS = (
 
 def _attention(*values: Any) -> None:
     args = AttentionArgs._make(values)
-    choose.backend(validate.attention(args), args.backend).attention(args)
+    backend = choose.backend(validate.attention(args), args.backend)
+    if SETTINGS.debug:
+        contents.check_attention(args)
+    backend.attention(args)
 
 
 def _attention_cpu(*values: Any) -> None:
     # The dispatcher takes this path only if every tensor is on the CPU.
     args = AttentionArgs._make(values)
     if not choose.first("cpu").repeat_attention(args):
-        choose.backend(validate.attention(args), args.backend).attention(args)
+        _attention(*values)
 
 
 def _append_kv(*values: Any) -> None:
     args = AppendArgs._make(values)
-    choose.backend(validate.append_kv(args), args.backend).append_kv(args)
+    backend = choose.backend(validate.append_kv(args), args.backend)
+    if SETTINGS.debug:
+        contents.check_append(args)
+    backend.append_kv(args)
 
 
 def _merge_states(*values: Any) -> None:

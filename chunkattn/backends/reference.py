@@ -96,10 +96,7 @@ class _Softmax:
 
 
 def attention(a: AttentionArgs) -> None:
-    starts, lens = contents.check_lengths(a.cu_seqlens_q, a.seq_lens, a.q.shape[0])
-    contents.check_pages(a.block_table, starts, lens, a.k_cache.shape[0], a.k_cache.shape[1], a.window_left)
-    if a.tree_mask is not None:
-        contents.check_tree(a.tree_mask, starts)
+    starts, lens = contents.check_attention(a)
     if a.plan is not None:
         _check_plan(a, starts, lens)
     # Computed before anything is written: out may share memory with q.
@@ -216,15 +213,13 @@ def repeat_attention(a: AttentionArgs) -> bool:
 
 
 def append_kv(a: AppendArgs) -> None:
-    starts, lens = contents.check_lengths(a.cu_seqlens_q, a.seq_lens, a.k.shape[0])
-    page_size, num_pages = a.k_cache.shape[1], a.k_cache.shape[0]
-    slots = contents.slots(a.slot_mapping, a.block_table, starts, lens, num_pages, page_size)
-    positions = contents.rope_positions(a, starts, lens, slots) if a.rope_cos is not None else None
+    slots, positions = contents.check_append(a)
+    page_size = a.k_cache.shape[1]
     tokens = torch.tensor([token for token, _ in slots], dtype=torch.long, device=a.k.device)
     slot = torch.tensor([slot for _, slot in slots], dtype=torch.long, device=a.k.device)
     page, offset = torch.div(slot, page_size, rounding_mode="floor"), slot % page_size
     k = a.k
-    if positions is not None:
+    if positions:
         assert a.rope_cos is not None
         assert a.rope_sin is not None
         known = torch.tensor([p for _, p in positions], dtype=torch.long, device=k.device)

@@ -9,7 +9,23 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from chunkattn.args import AppendArgs
+from chunkattn.args import AppendArgs, AttentionArgs
+
+
+def check_attention(a: AttentionArgs) -> tuple[list[int], list[int]]:
+    """Everything that attention reads from index tensors; returns the lengths (cu_seqlens_q, seq_lens)."""
+    starts, lens = check_lengths(a.cu_seqlens_q, a.seq_lens, a.q.shape[0])
+    check_pages(a.block_table, starts, lens, a.k_cache.shape[0], a.k_cache.shape[1], a.window_left)
+    if a.tree_mask is not None:
+        check_tree(a.tree_mask, starts)
+    return starts, lens
+
+
+def check_append(a: AppendArgs) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Everything that append_kv reads from index tensors; returns (token, slot) and (token, rope position) pairs."""
+    starts, lens = check_lengths(a.cu_seqlens_q, a.seq_lens, a.k.shape[0])
+    written = slots(a.slot_mapping, a.block_table, starts, lens, a.k_cache.shape[0], a.k_cache.shape[1])
+    return written, [] if a.rope_cos is None else rope_positions(a, starts, lens, written)
 
 
 def check_lengths(cu_seqlens_q: Tensor, seq_lens: Tensor, num_tokens: int | None = None) -> tuple[list[int], list[int]]:
