@@ -57,7 +57,6 @@ def run(
 
     from chunkattn.bench import cases, providers, session, table
     from chunkattn.bench.progress import CaseProgress
-    from chunkattn.bench.record import Record
     from chunkattn.bench.rounds import Effort
     from chunkattn.cli.commands import _one_sentence
 
@@ -78,17 +77,103 @@ def run(
                 progress=shown.update,
                 done=None if as_json else lambda cell: table.print_cell(console, cell),
             )
-        target = output or (None if as_json else Path("chunkattn-bench.json"))
-        if target is not None:
-            if append and target.exists():
-                whole = Record.load(target)
-                whole.merge(record)
-                record = whole
-            record.save(target)
+        _deliver(record, output, append, as_json)
+
+
+@bench.command()
+@click.option("--rounds", default=7, show_default=True, type=click.IntRange(min=1), help="Interleaved rounds.")
+@click.option("--window", default=0.1, show_default=True, type=float, help="Seconds of a task's turn.")
+@click.option("--output", type=_FILE, metavar="FILE", help="Result file.  [default: chunkattn-bench.json]")
+@click.option("--append", is_flag=True, help="Add to the result file, replacing entries of the same key.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record as one JSON object and nothing else.")
+def micro(rounds: int, window: float, output: Path | None, append: bool, as_json: bool) -> None:
+    """Call overhead, plan, and the cache write beside a peer's."""
+    from rich.console import Console
+
+    from chunkattn.bench import micro as tasks
+    from chunkattn.bench import session, table
+    from chunkattn.bench.rounds import Effort
+    from chunkattn.cli.commands import _one_sentence
+
+    with _one_sentence():
+        record = session.run_micro(tasks.all_tasks(), Effort(rounds, rounds + 5, window))
+        if not as_json:
+            table.print_micro(Console(highlight=False), record.micro)
+        _deliver(record, output, append, as_json)
+
+
+@bench.command()
+@click.argument("before", type=_EXISTING)
+@click.argument("after", type=_EXISTING)
+@click.option("--all", "everybody", is_flag=True, help="The peers' times too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the changes as JSON and nothing else.")
+def compare(before: Path, after: Path, everybody: bool, as_json: bool) -> None:
+    """Two result files: what got slower, beyond noise. Exit status 1 if one of our cases did."""
+    import dataclasses
+
+    from rich.console import Console
+
+    from chunkattn.bench import compare as verdicts
+    from chunkattn.bench import table
+    from chunkattn.bench.record import Record
+    from chunkattn.cli.commands import _one_sentence
+
+    with _one_sentence():
+        changes = verdicts.compare(Record.load(before), Record.load(after), everybody=everybody)
+        if not changes:
+            raise ValueError(f"after: expected a case in common with {before}, got none")
+    if as_json:
+        json.dump([dataclasses.asdict(change) for change in changes], sys.stdout)
+    else:
+        table.print_changes(Console(highlight=False), changes)
+    if verdicts.regressions(changes):
+        raise click.exceptions.Exit(1)
+
+
+@bench.command()
+@click.argument("results", nargs=-1, required=True, type=_EXISTING)
+@click.option("--output", type=_FILE, default=Path("chunkattn-bench.html"), show_default=True, metavar="FILE")
+def report(results: tuple[Path, ...], output: Path) -> None:
+    """Result files as one self-contained HTML page."""
+    from chunkattn.bench import page
+    from chunkattn.bench.record import Record
+    from chunkattn.cli.commands import _one_sentence
+
+    with _one_sentence():
+        record = Record()
+        for path in results:
+            record.merge(Record.load(path))
+        output.write_text(page.render(record), encoding="utf-8")
+    click.echo(f"written: {output}")
+
+
+@bench.command("list")
+def list_() -> None:
+    """The lists of cases, and every provider with what it lacks."""
+    from rich.console import Console
+
+    from chunkattn.bench import table
+    from chunkattn.cli.commands import _one_sentence
+
+    with _one_sentence():
+        table.print_choices(Console(highlight=False))
+
+
+def _deliver(record: Record, output: Path | None, append: bool, as_json: bool) -> None:
+    """Writes the record, and prints it or where it went."""
+    from chunkattn.bench.record import Record
+
+    target = output or (None if as_json else Path("chunkattn-bench.json"))
+    if target is not None:
+        if append and target.exists():
+            whole = Record.load(target)
+            whole.merge(record)
+            record = whole
+        record.save(target)
     if as_json:
         json.dump(record.to_json(), sys.stdout)
     else:
-        console.print(f"written: {target}")
+        click.echo(f"written: {target}")
 
 
 def _filter(found: tuple[BenchCase, ...], only: str, dtypes: str, page_sizes: str) -> list[BenchCase]:

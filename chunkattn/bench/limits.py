@@ -1,0 +1,93 @@
+"""The machine's own rates, as calls that are timed in the same rounds as the providers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from chunkattn.testing import AttentionInputs
+
+_MATMUL = 2048
+_COPY_ELEMENTS = 1 << 25  # 128 MiB each way, several times a last-level cache
+_EXP_ELEMENTS = 1 << 20
+_ROW_BYTES = 2048
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One rate.
+
+    Attributes:
+        name: key in the record.
+        unit: what one call does `amount` of.
+        amount: operations or bytes of a call.
+        calls: each does it once; more than one rotate over buffers.
+    """
+
+    name: str
+    unit: str
+    amount: float
+    calls: list[Callable[[], object]]
+
+
+def matmul(dtype: torch.dtype, device: torch.device) -> Limit:
+    """Square matmul of size 2048 (8192 on a GPU) in a dtype."""
+    size = _MATMUL if device.type == "cpu" else 4 * _MATMUL
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return Limit("matmul", "FLOP/s", 2.0 * size**3, [lambda: torch.mm(a, b)])
+
+
+def copy(device: torch.device) -> Limit:
+    """Stream copy; counts bytes read and written."""
+    source = torch.zeros(_COPY_ELEMENTS if device.type == "cpu" else 8 * _COPY_ELEMENTS, device=device)
+    target = torch.empty_like(source)
+    return Limit("copy", "B/s", 2.0 * source.numel() * 4, [lambda: target.copy_(source)])
+
+
+def exponentials(device: torch.device) -> Limit:
+    """torch.exp in fp32 on a tensor that fits a cache."""
+    source = -torch.rand(_EXP_ELEMENTS, device=device)
+    target = torch.empty_like(source)
+    return Limit("exp", "exp/s", float(source.numel()), [lambda: torch.exp(source, out=target)])
+
+
+def paged_read(sets: list[AttentionInputs]) -> Limit:
+    """Reads every page of the batch once, in block-table order, and adds it up.
+
+    `embedding_bag` adds rows in registers; on a Zen 4 it reads as fast as a loop of 64-byte loads written by hand.
+    """
+    readers = [_reader(inputs) for inputs in sets]
+    return Limit("paged_read", "B/s", float(readers[0][1]), [call for call, _ in readers])
+
+
+def _reader(inputs: AttentionInputs) -> tuple[Callable[[], object], int]:
+    """A call that reads the pages of one set, and the bytes it reads."""
+    bags: list[tuple[Tensor, Tensor, Tensor]] = []
+    size = 0
+    for pool in (inputs.k_cache, inputs.v_cache):
+        pages = _pages_in_order(inputs)
+        flat = torch.empty(0, dtype=torch.uint8, device=pool.device).set_(pool.untyped_storage())
+        page_bytes = pool.shape[1] * pool.shape[2] * pool.shape[3] * pool.element_size()
+        row = next(r for r in (_ROW_BYTES, 1024, 512, 256, 128, 64, 32, 16, 8, 4) if page_bytes % r == 0)
+        words = flat[: len(flat) // row * row].view(torch.float32).view(-1, row // 4)
+        rows = (pages[:, None] * (page_bytes // row) + torch.arange(page_bytes // row, device=pool.device)).flatten()
+        step = max(1, len(rows) // (8 * max(1, torch.get_num_threads())))
+        bags.append((rows, words, torch.arange(0, max(1, len(rows)), step, device=pool.device)))
+        size += len(pages) * page_bytes
+
+    def read() -> None:
+        for rows, words, offsets in bags:
+            torch.nn.functional.embedding_bag(rows, words, offsets, mode="sum")
+
+    return read, size
+
+
+def _pages_in_order(inputs: AttentionInputs) -> Tensor:
+    page_size = inputs.k_cache.shape[1]
+    counts = [-(-length // page_size) for length in inputs.seq_lens.tolist()]
+    rows = [inputs.block_table[request, :n].long() for request, n in enumerate(counts)]
+    pages = torch.cat(rows) if rows else inputs.block_table.new_empty(0).long()
+    return pages[pages >= 0]  # pages outside a window are nobody's

@@ -1,0 +1,244 @@
+"""A benchmark run: for every case prepare, gate, time in interleaved rounds, probe again, record."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import gc
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from chunkattn.bench import gate, limits, machine, micro, providers, work
+from chunkattn.bench.case import DTYPES, BenchCase
+from chunkattn.bench.providers.base import Call, Provider
+from chunkattn.bench.record import Cell, Measured, Part, Record
+from chunkattn.bench.rounds import Contender, Effort, interleave
+from chunkattn.testing import AttentionInputs, build
+
+_MAX_BUFFERS = 8
+_MAX_BUFFER_BYTES = 2 << 30
+_ASLEEP = 0.6
+"""A provider whose calling thread ran for less than this share of its time waited for something."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run.
+
+    Attributes:
+        providers: keys in `chunkattn.bench.providers.MODULES`.
+        effort: of each case.
+        device: "cpu" or "cuda".
+    """
+
+    providers: tuple[str, ...] = tuple(providers.MODULES)
+    effort: Effort = field(default_factory=Effort)
+    device: str = "cpu"
+
+
+Progress = Callable[[str, float], None]
+"""Gets what is being done and the share of the case that is done, in [0, 1]."""
+
+
+def run(
+    cases: Sequence[BenchCase],
+    settings: Settings,
+    *,
+    progress: Callable[[int, str, float], None] | None = None,
+    done: Callable[[Cell], None] | None = None,
+) -> Record:
+    """Measures cases one after another.
+
+    Args:
+        cases: what to measure.
+        settings: with whom and how long.
+        progress: called with (case number, what is being done, share of the case).
+        done: called with each finished cell.
+    """
+    begin, started = time.perf_counter(), _now()
+    record = Record()
+    for number, case in enumerate(cases):
+
+        def report(what: str, share: float, number: int = number) -> None:
+            if progress is not None:
+                progress(number, what, share)
+
+        record.cells.append(run_case(case, settings, progress=report))
+        if done is not None:
+            done(record.cells[-1])
+        gc.collect()
+    record.parts.append(_part(begin, started, dataclasses.asdict(settings)))
+    return record
+
+
+def run_micro(tasks: Iterable[micro.Task], effort: Effort) -> Record:
+    """Times micro-benchmarks into a record."""
+    begin, started = time.perf_counter(), _now()
+    record = Record(micro=micro.run(effort, list(tasks)))
+    record.parts.append(_part(begin, started, {"effort": dataclasses.asdict(effort)}))
+    return record
+
+
+def _now() -> str:
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def _part(begin: float, started: str, settings: dict[str, object]) -> Part:
+    return Part(
+        command=machine.command(),
+        started=started,
+        seconds=time.perf_counter() - begin,
+        machine=machine.describe(),
+        versions=machine.versions(),
+        settings=settings,
+    )
+
+
+def run_case(
+    case: BenchCase,
+    settings: Settings,
+    *,
+    progress: Progress | None = None,
+    extra: dict[str, Provider] | None = None,
+) -> Cell:
+    """Measures one case with every provider that can do it.
+
+    Args:
+        case: what to measure.
+        settings: with whom and how long.
+        progress: see `Progress`.
+        extra: providers beside the registered ones, by key.
+    """
+    tell: Progress = progress or (lambda what, share: None)
+    counts, device = work.count(case), torch.device(settings.device)
+    tell("building inputs", 0.0)
+    sets = _input_sets(case, counts, device)
+    expected = [gate.expect(inputs, case) for inputs in sets]
+    cell = Cell(
+        key=case.key,
+        suite=case.suite,
+        name=case.name,
+        dtype=case.dtype,
+        kv_dtype=case.kv_dtype,
+        page_size=case.page_size,
+        layout=case.layout,
+        axes=dict(case.axes),
+        requests=[list(group) for group in case.requests],
+        heads=dataclasses.asdict(case.heads),
+        flops=counts.flops,
+        bytes=counts.bytes,
+        kv_bytes=counts.kv_bytes,
+        exps=counts.exps,
+        buffers=len(sets),
+    )
+    modules = {name: providers.load(name) for name in settings.providers} | (extra or {})
+    contenders: dict[str, Contender] = {}
+    for position, (name, module) in enumerate(modules.items()):
+        tell(f"checking {module.LABEL}", 0.3 * position / len(modules))
+        entry = Measured(name, module.LABEL, "measured")
+        cell.providers.append(entry)
+        contender = _admit(name, module, case, sets, expected, entry)
+        if contender is not None:
+            contenders[name] = contender
+    rates = _limits(sets, case)
+    ceilings = {limit.name: Contender(limit.name, limit.calls) for limit in rates}
+    interleave(
+        [*contenders.values(), *ceilings.values()],
+        settings.effort,
+        device=device,
+        progress=lambda at, of: tell(f"round {at} of {of}", 0.3 + 0.65 * at / of),
+    )
+    tell("checking again on fresh data", 0.95)
+    for name, contender in contenders.items():
+        _settle(cell.provider(name), contender, sets)
+    for limit in rates:
+        entry = Measured(limit.name, limit.unit, "measured", samples=ceilings[limit.name].samples())
+        cell.limits[limit.name] = entry
+        cell.rates[limit.name] = limit.amount / entry.seconds
+    bound = work.floor(counts, flops_per_s=cell.rates["matmul"], bytes_per_s=cell.rates["paged_read"])
+    cell.floor_s, cell.bound = bound.overlap_s, bound.bound
+    for one in cell.providers:
+        if one.samples and one.best < 0.8 * cell.floor_s:
+            one.notes.append("faster than the machine's measured limits allow: believe the check, not the time")
+    return cell
+
+
+def _input_sets(case: BenchCase, counts: work.Work, device: torch.device) -> list[AttentionInputs]:
+    """Enough sets of inputs, each with its own pages, that a rotation over them finds no cache warm."""
+    size = max(1, counts.bytes)
+    wanted = math.ceil(2 * machine.last_level_cache() / size)
+    number = max(1, min(wanted, _MAX_BUFFERS, _MAX_BUFFER_BYTES // size))
+    return [build(case.attention_case(set_index=i), poison="zero", page_seed=i, device=device) for i in range(number)]
+
+
+def _limits(sets: list[AttentionInputs], case: BenchCase) -> list[limits.Limit]:
+    device = sets[0].q.device
+    return [limits.matmul(DTYPES[case.dtype], device), limits.paged_read(sets), limits.copy(device)]
+
+
+def _admit(
+    name: str,
+    module: Provider,
+    case: BenchCase,
+    sets: list[AttentionInputs],
+    expected: list[gate.Expected],
+    entry: Measured,
+) -> Contender | None:
+    """Prepares a provider on every set and checks each output; on any trouble writes the reason and returns None."""
+    reason = module.missing()
+    if reason is not None:
+        entry.status = "missing"
+        entry.reason = f"{reason}; {module.INSTALL}" if module.INSTALL else reason
+        return None
+    reason = module.refuses(case)
+    if reason is not None:
+        entry.status, entry.reason = "unsupported", reason
+        return None
+    calls: list[Callable[[], object]] = []
+    verified: list[Tensor] = []
+    try:
+        for inputs, wanted in zip(sets, expected, strict=True):
+            call = module.prepare(inputs)
+            out = call()
+            entry.error = max(entry.error or 0.0, gate.check(out, wanted))
+            calls.append(call)
+            verified.append(out.clone())
+    except gate.Refused as error:
+        entry.status, entry.reason = "refused", str(error)
+        return None
+    except Exception as error:  # a peer may raise anything; the run goes on without it
+        entry.status, entry.reason = "failed", f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
+        return None
+    return Contender(name, calls, verified)
+
+
+def _settle(entry: Measured | None, contender: Contender, sets: list[AttentionInputs]) -> None:
+    """Writes a contender's windows into its entry, unless its answers turn out not to follow the data."""
+    assert entry is not None
+    reason = contender.refused or _stale(contender.calls[0], sets[0])  # type: ignore[arg-type]
+    if reason:
+        entry.status, entry.reason = "refused", reason
+        return
+    entry.samples, entry.awake = contender.samples(), contender.awake
+    if contender.awake < _ASLEEP and sets[0].q.device.type == "cpu":
+        entry.notes.append(
+            f"its thread ran only {contender.awake:.0%} of the time: it waits or sleeps, or the machine was taken away"
+        )
+
+
+def _stale(call: Call, inputs: AttentionInputs) -> str:
+    """Runs a call on new queries in the same memory; returns what is wrong with the answer, "" if nothing."""
+    before = inputs.q.clone()
+    try:
+        inputs.q.copy_(torch.randn(inputs.q.shape, generator=torch.Generator().manual_seed(time.time_ns() % 2**31)))
+        gate.check(call(), gate.sample(inputs, pieces=4, rows=4))
+    except gate.Refused as error:
+        return f"on new queries in the same memory the answer is wrong, so results were kept: {error}"
+    finally:
+        inputs.q.copy_(before)
+    return ""

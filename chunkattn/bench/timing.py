@@ -1,0 +1,100 @@
+"""One window of timed calls, and how quiet the machine was meanwhile."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+QUIET_CORES = 0.08
+"""A window counts as quiet while other processes use less than this many cores."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Calls timed one after another.
+
+    Attributes:
+        median_s, best_s: seconds of a call.
+        calls: how many.
+        other_cores: cores that other processes used meanwhile; NaN where the system does not say.
+        awake: share of the timed seconds in which the calling thread was on a CPU.
+    """
+
+    median_s: float
+    best_s: float
+    calls: int
+    other_cores: float
+    awake: float
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the others were quiet; unknown counts as quiet."""
+        return not self.other_cores >= QUIET_CORES
+
+
+def window(
+    call: Callable[[], object],
+    *,
+    seconds: float,
+    min_calls: int = 2,
+    before: Callable[[], object] | None = None,
+    after: Callable[[object], None] | None = None,
+    device: torch.device | None = None,
+) -> Window:
+    """Times calls until `seconds` have passed and `min_calls` are done.
+
+    Args:
+        call: the work.
+        seconds: wall time of the window.
+        min_calls: at least so many, also when one takes longer.
+        before: runs ahead of each call, untimed.
+        after: gets what the call returned, untimed.
+        device: a CUDA device is synchronised around each call.
+    """
+    sync = _sync(device)
+    times: list[float] = []
+    on_cpu = 0.0
+    busy, own, begin = _machine_seconds(), time.process_time(), time.perf_counter()
+    while len(times) < min_calls or time.perf_counter() - begin < seconds:
+        if before is not None:
+            before()
+        sync()
+        thread = time.thread_time()
+        start = time.perf_counter()
+        result = call()
+        sync()
+        times.append(time.perf_counter() - start)
+        on_cpu += time.thread_time() - thread
+        if after is not None:
+            after(result)
+    elapsed = time.perf_counter() - begin
+    other = (_machine_seconds() - busy - (time.process_time() - own)) / elapsed
+    return Window(
+        median_s=statistics.median(times),
+        best_s=min(times),
+        calls=len(times),
+        other_cores=max(0.0, other) if other == other else other,
+        awake=on_cpu / sum(times),
+    )
+
+
+def _machine_seconds() -> float:
+    """CPU seconds that all processes of the machine have used (steal included), NaN if unknown."""
+    try:
+        fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
+    except OSError:
+        return float("nan")
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields)
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _sync(device: torch.device | None) -> Callable[[], None]:
+    if device is not None and device.type == "cuda":
+        return lambda: torch.cuda.synchronize(device)
+    return lambda: None
