@@ -230,17 +230,21 @@ def _fill_pool(
     if scale is not None and scale.dim() == 3:
         poison_(scale, poison)
     for request_rows, request_pages in zip(rows, pages, strict=True):
+        token_scale = None
+        factor: Tensor | float = 1.0
+        if scale is not None and scale.dim() == 3:
+            token_scale = _token_scale(request_rows, pool.dtype)
+            factor = token_scale[..., None]
+        elif scale is not None:
+            factor = scale if scale.dim() == 0 else scale[:, None]
+        stored = quantize(request_rows, factor, pool.dtype)
         for column, page in enumerate(request_pages):
-            chunk = request_rows[column * case.page_size : (column + 1) * case.page_size]
             if page is None:
                 continue
-            factor: Tensor | float = 1.0
-            if scale is not None and scale.dim() == 3:
-                scale[page, : len(chunk)] = _token_scale(chunk, pool.dtype)
-                factor = scale[page, : len(chunk), :, None]
-            elif scale is not None:
-                factor = scale if scale.dim() == 0 else scale[:, None]
-            pool[page, : len(chunk)] = quantize(chunk, factor, pool.dtype)
+            tokens = slice(column * case.page_size, min((column + 1) * case.page_size, len(stored)))
+            pool[page, : tokens.stop - tokens.start] = stored[tokens]
+            if scale is not None and token_scale is not None:
+                scale[page, : tokens.stop - tokens.start] = token_scale[tokens]
     return scale
 
 
