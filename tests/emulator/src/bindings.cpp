@@ -116,6 +116,7 @@ class Module {
     take("check_races", options.check_races);
     take("check_undefined", options.check_undefined);
     take("check_proxies", options.check_proxies);
+    take("check_mbarrier_init", options.check_mbarrier_init);
     take("strict_cp_async_proxy", options.strict_cp_async_proxy);
     take("count_memory", options.count_memory);
     take("seed", options.seed);
@@ -182,6 +183,31 @@ class Module {
   std::map<std::string, std::unique_ptr<Program>> programs_;
 };
 
+/// The 128 bytes of a tensor map; extents innermost first, strides in bytes of dimensions 1 and up.
+py::bytes encode_tensor_map(int element_type, u64 address, const std::vector<u64>& dims, const std::vector<u64>& strides,
+                            const std::vector<u32>& box, int swizzle, bool fill_nan) {
+  TensorMap map = {};
+  map.magic = kTensorMapMagic;
+  map.address = address;
+  map.rank = u8(dims.size());
+  if (map.rank < 1 || map.rank > 5 || box.size() != dims.size() || strides.size() + 1 < dims.size())
+    throw py::value_error("dims, box, strides: expected 1 to 5 extents, as many box extents, one stride less");
+  map.element_type = u8(element_type);
+  static const u8 modes[] = {kSwizzleNone, kSwizzle32B, kSwizzle64B, kSwizzle128B};  // as CUtensorMapSwizzle
+  map.swizzle = modes[swizzle & 3];
+  map.fill_nan = fill_nan;
+  for (size_t k = 0; k < dims.size(); k++) {
+    map.dim[k] = u32(dims[k]);
+    map.box[k] = u16(box[k]);
+    map.element_stride[k] = 1;
+    if (k > 0) map.stride[k - 1] = strides[k - 1];
+  }
+  if (const char* error = tensor_map_error(map)) throw py::value_error(std::string("tensor map: ") + error);
+  std::string bytes(kTensorMapBytes, '\0');
+  memcpy(bytes.data(), &map, sizeof map);
+  return py::bytes(bytes);
+}
+
 }  // namespace
 }  // namespace ptxemu
 
@@ -189,6 +215,9 @@ PYBIND11_MODULE(_ptxemu, m) {
   using ptxemu::Module;
   m.doc() = "PTX emulator: executes kernels on the CPU and checks every access.";
   static py::object load_error = py::exception<ptxemu::EmulatorError>(m, "EmulatorError", PyExc_RuntimeError);
+  m.def("encode_tensor_map", &ptxemu::encode_tensor_map, py::arg("element_type"), py::arg("address"), py::arg("dims"),
+        py::arg("strides"), py::arg("box"), py::arg("swizzle"), py::arg("fill_nan"),
+        "The emulator's 128-byte tensor map; raises ValueError where the hardware would refuse it.");
   py::class_<Module>(m, "Module")
       .def(py::init<const std::string&>(), py::arg("ptx"))
       .def("entries", &Module::entries, "Names of the kernels.")

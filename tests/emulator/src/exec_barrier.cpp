@@ -191,7 +191,8 @@ MBarrier& mbarrier_at(Warp& warp, const Instruction& inst, const SharedTarget& t
 }
 
 void check_mbarrier_for_async(Warp& warp, const Instruction& inst, MBarrier& barrier, u32 offset) {
-  if (!warp.cta->launch->options.check_proxies || barrier.init_fenced) return;
+  const LaunchOptions& options = warp.cta->launch->options;
+  if (!options.check_proxies || !options.check_mbarrier_init || barrier.init_fenced) return;
   if (barrier.initialised_at <= warp.view.fenced.get(barrier.initialiser)) return;
   report(warp, inst, "proxy",
          format("mbarrier at shared+0x%x: its init is not visible to the async proxy "
@@ -286,9 +287,12 @@ void exec_mbarrier_pending_count(Warp& warp, const Instruction& inst) {
     lanes<u32>(warp, inst.operands[0])[lane] = u32(lanes<u64>(warp, inst.operands[1])[lane]);
 }
 
-void mbarrier_complete_bytes(Cta& cta, u32 offset, s64 bytes) {
+void mbarrier_complete_bytes(Cta& cta, Warp& issuer, const Instruction& inst, u32 offset, s64 bytes) {
   MBarrier& barrier = cta.mbarriers[offset];
   barrier.pending_bytes -= bytes;
+  if (barrier.pending_bytes < 0 && barrier.pending_arrivals == 0)
+    report(issuer, inst, "barrier", format("mbarrier shared+0x%x: %lld bytes more than expect_tx announced", offset,
+                                           (long long)-barrier.pending_bytes));
   complete_phase_if_done(cta, barrier);
 }
 

@@ -256,7 +256,7 @@ void complete_bulk(const BulkOp& op) {
     else
       memcpy(&cta.shared[destination], reinterpret_cast<const u8*>(op.source), op.bytes);
     cta.shared_version++;
-    mbarrier_complete_bytes(cta, op.barrier, op.bytes);
+    mbarrier_complete_bytes(cta, *op.issuer, *op.instruction, op.barrier, op.bytes);
   });
 }
 

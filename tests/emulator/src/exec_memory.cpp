@@ -324,7 +324,7 @@ void exec_store_async(Warp& warp, const Instruction& inst) {
       const u64 value = read_slot(warp, inst.operands[k], inst.classes[k], lane);
       memcpy(&target.cta->shared[target.offset + k * inst.element_bytes], &value, inst.element_bytes);
     }
-    mbarrier_complete_bytes(*target.cta, barrier.offset, bytes);
+    mbarrier_complete_bytes(*target.cta, warp, inst, barrier.offset, bytes);
   }
 }
 

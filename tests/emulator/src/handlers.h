@@ -87,7 +87,7 @@ void finish_bulk_stores(Warp&, const Instruction& last);
 MBarrier& mbarrier_at(Warp&, const Instruction&, const struct SharedTarget&);
 /// The mbarrier's initialisation must be visible to the async proxy of whoever uses it.
 void check_mbarrier_for_async(Warp&, const Instruction&, MBarrier&, u32 offset);
-void mbarrier_complete_bytes(Cta&, u32 offset, s64 bytes);
+void mbarrier_complete_bytes(Cta&, Warp& issuer, const Instruction&, u32 offset, s64 bytes);
 void mbarrier_complete_arrival(Cta&, Warp&, const Instruction&, u32 offset, const View& view);
 
 /// For collectives with a member mask: whether all named live lanes are here. If not, the instruction is

@@ -185,10 +185,18 @@ class ClusterRun {
     stuck_ = idle_rounds_ > kIdleRounds;
   }
 
+  /// Where every warp stands, and what the barriers of the cluster still wait for.
   std::string positions() const {
     std::string text;
-    for (const Warp* warp : order_)
-      if (warp->state != WarpState::Done) text += position(*warp);
+    for (const auto& cta : cluster_->ctas) {
+      for (const Warp& warp : cta->warps)
+        if (warp.state != WarpState::Done) text += position(warp);
+      for (const auto& [offset, barrier] : cta->mbarriers)
+        if (barrier.live && (barrier.pending_bytes || barrier.pending_arrivals != barrier.expected_arrivals))
+          text += format("\n  mbarrier shared+0x%x: phase %u waits for %u of %u arrivals and %lld bytes", offset,
+                         barrier.phase, barrier.pending_arrivals, barrier.expected_arrivals,
+                         (long long)barrier.pending_bytes);
+    }
     return text;
   }
 
@@ -284,14 +292,12 @@ void run_grid(Launch& launch) {
     }
     const bool all_stuck =
         std::all_of(resident.begin(), resident.end(), [](const auto& other) { return other->stuck(); });
-    if (all_stuck && waiting.empty()) {
-      std::string message = "no warp can go on:";
-      for (const auto& other : resident) message += other->positions();
-      throw EmulatorError("deadlock", message);
-    }
-    if (launch.counters.warp_instructions > launch.options.max_warp_instructions) {
-      std::string message = "the launch does not end:";
-      for (const auto& other : resident) message += other->positions();
+    const bool endless = launch.counters.warp_instructions > launch.options.max_warp_instructions;
+    if ((all_stuck && waiting.empty()) || endless) {
+      std::string message = endless ? "the launch does not end:" : "no warp can go on:";
+      constexpr size_t kShown = 3;
+      for (size_t k = 0; k < std::min(kShown, resident.size()); k++) message += resident[k]->positions();
+      if (resident.size() > kShown) message += format("\n  ... and %zu more clusters", resident.size() - kShown);
       throw EmulatorError("deadlock", message);
     }
     // An unseeded cluster that did not end in its turn may be waiting for the next one.

@@ -1,0 +1,141 @@
+"""`emulated()`: inside it, CUDA launches and Triton kernels of this process run in the emulator."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .launch import Buffer, Options, PtxModule
+from .live_tensors import buffers_in_scope, storage_buffer
+from .report import KernelError, LaunchResult
+
+SUPPORTED_ARCHITECTURES = (80, 90)
+
+
+@dataclass
+class Session:
+    """What happens to launches while `emulated()` is active.
+
+    Attributes:
+        arch: compute capability times ten, 80 or 90.
+        options: schedule and checks of every launch.
+        multiprocessors: what host code is told; few, so that persistent kernels loop.
+        strict: whether findings raise KernelError (at the launch, or when the block ends).
+        launches: every launch so far.
+    """
+
+    arch: int = 90
+    options: Options = field(default_factory=Options)
+    multiprocessors: int = 4
+    strict: bool = True
+    launches: list[LaunchResult] = field(default_factory=list)
+    pinned: list[Buffer] = field(default_factory=list)
+
+    def track(self, tensor: torch.Tensor, name: str, defined: bool = True, writable: bool = True) -> None:
+        """Names a tensor for messages, or says that it starts undefined or is read-only."""
+        if not defined or not writable:
+            self.pinned.append(Buffer.of(tensor, name, writable, defined))
+        else:
+            self.pinned.append(storage_buffer(tensor, name))
+
+    def buffers(self, extra: Sequence[Buffer] = ()) -> list[Buffer]:
+        """Memory that a launch may touch: pinned first, then what its callers hold."""
+        pinned = {buffer.address for buffer in self.pinned}
+        scope = [buffer for buffer in buffers_in_scope() if buffer.address not in pinned]
+        return [*self.pinned, *scope, *extra]
+
+    def launch(
+        self,
+        module: PtxModule,
+        kernel: str,
+        grid: Sequence[int],
+        block: Sequence[int],
+        values: Sequence[Any] | bytes,
+        dynamic_shared: int,
+        cluster: Sequence[int] = (1, 1, 1),
+        extra: Sequence[Buffer] = (),
+        options: Options | None = None,
+    ) -> LaunchResult:
+        """Runs one launch, under this session's options unless others are given, and keeps its result."""
+        result = module.launch(
+            kernel,
+            grid,
+            block,
+            values,
+            self.buffers(extra),
+            dynamic_shared,
+            cluster,
+            options=options or self.options,
+        )
+        self.launches.append(result)
+        if self.strict:
+            result.require_clean()
+        return result
+
+    def counters(self) -> dict[str, dict[str, Any]]:
+        """Counters of all launches, added up by kernel."""
+        total: dict[str, dict[str, Any]] = {}
+        for launch in self.launches:
+            _add(total.setdefault(launch.kernel, {"launches": 0}), {"launches": 1, **launch.counters})
+        return total
+
+    def write_counters(self, path: Path) -> None:
+        path.write_text(json.dumps(self.counters(), indent=1, sort_keys=True) + "\n")
+
+
+def _add(total: dict[str, Any], more: dict[str, Any]) -> None:
+    for name, value in more.items():
+        if isinstance(value, dict):
+            _add(total.setdefault(name, {}), value)
+        else:
+            total[name] = total.get(name, 0) + value
+
+
+_active: list[Session] = []
+
+
+def active_session() -> Session | None:
+    """The innermost `emulated()` block that is open, if any."""
+    return _active[-1] if _active else None
+
+
+@contextlib.contextmanager
+def emulated(
+    arch: int = 90, options: Options | None = None, multiprocessors: int = 4, strict: bool = True
+) -> Iterator[Session]:
+    """Runs every Triton and CUDA launch of the block in the emulator, on CPU tensors.
+
+    Args:
+        arch: 80 or 90: what kernels are compiled for and what host code is told.
+        options: schedule and checks.
+        strict: raise KernelError for anything found; else read `session.launches`.
+
+    Raises:
+        ValueError: another architecture.
+        KernelError: a kernel broke a rule.
+
+    Example:
+        >>> with emulated(arch=90) as session:
+        ...     my_triton_kernel[(4,)](x, y, n, BLOCK=128)
+        >>> session.launches[0].counters["warp_instructions"]
+    """
+    if arch not in SUPPORTED_ARCHITECTURES:
+        raise ValueError(f"arch: expected one of {SUPPORTED_ARCHITECTURES}, got {arch}")
+    from . import cuda_runtime, triton_driver
+
+    session = Session(arch, options or Options(), multiprocessors, strict)
+    _active.append(session)
+    try:
+        with triton_driver.installed(session), cuda_runtime.installed(session):
+            yield session
+        failed = next((launch for launch in session.launches if launch.all_findings), None)
+        if strict and failed is not None:  # found in a callback from C++, which cannot raise
+            raise KernelError(failed)
+    finally:
+        _active.pop()

@@ -1,0 +1,140 @@
+"""Triton kernels through Triton's own launch path, on CPU tensors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from . import triton_driver
+
+if not triton_driver.available():
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+import triton
+import triton.language as tl
+
+from .launch import Options
+from .report import KernelError
+from .session import Session, emulated
+
+
+@triton.jit
+def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask) + tl.load(y_ptr + offsets, mask), mask)
+
+
+@triton.jit
+def softmax_kernel(x_ptr, out_ptr, stride, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * stride + columns, columns < n, -float("inf"))
+    e = tl.exp(x - tl.max(x, 0))
+    tl.store(out_ptr + row * stride + columns, e / tl.sum(e, 0), columns < n)
+
+
+@triton.jit
+def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    columns = tl.program_id(1) * BN + tl.arange(0, BN)
+    acc = tl.zeros([BM, BN], tl.float32)
+    for k in tl.range(0, K, BK):
+        depth = k + tl.arange(0, BK)
+        a = tl.load(a_ptr + rows[:, None] * K + depth[None, :], (rows[:, None] < M) & (depth[None, :] < K), 0.0)
+        b = tl.load(b_ptr + depth[:, None] * N + columns[None, :], (depth[:, None] < K) & (columns[None, :] < N), 0.0)
+        acc += tl.dot(a, b).to(tl.float32)
+    tl.store(c_ptr + rows[:, None] * N + columns[None, :], acc, (rows[:, None] < M) & (columns[None, :] < N))
+
+
+@triton.jit
+def split_sum_kernel(x_ptr, partial_ptr, counter_ptr, out_ptr, splits, BLOCK: tl.constexpr, FENCED: tl.constexpr):
+    """Every program stores a partial sum; the last one to arrive adds them up."""
+    split = tl.program_id(0)
+    total = tl.sum(tl.load(x_ptr + split * BLOCK + tl.arange(0, BLOCK)), 0)
+    tl.store(partial_ptr + split, total)
+    arrived = tl.atomic_add(counter_ptr, 1, sem="acq_rel" if FENCED else "relaxed")
+    if arrived == splits - 1:
+        parts = tl.load(partial_ptr + tl.arange(0, BLOCK), tl.arange(0, BLOCK) < splits, 0.0)
+        tl.store(out_ptr, tl.sum(parts, 0))
+
+
+@triton.jit
+def descriptor_copy_kernel(x_desc, out_desc, BM: tl.constexpr, BN: tl.constexpr):
+    row, column = tl.program_id(0) * BM, tl.program_id(1) * BN
+    out_desc.store([row, column], x_desc.load([row, column]) * 2)
+
+
+@pytest.mark.emulated(arch=90, seeds=2)
+def test_add() -> None:
+    x, y = torch.randn(1000), torch.randn(1000)
+    out = torch.empty_like(x)
+    add_kernel[(triton.cdiv(1000, 256),)](x, y, out, 1000, BLOCK=256)
+    assert torch.equal(out, x + y)
+
+
+@pytest.mark.emulated(arch=80, seeds=1)
+def test_softmax(emulator: Session) -> None:
+    x = torch.randn(6, 100)
+    out = torch.empty_like(x)
+    softmax_kernel[(6,)](x, out, x.stride(0), 100, BLOCK=128)
+    torch.testing.assert_close(out, torch.softmax(x, -1))
+    assert emulator.counters()["softmax_kernel"]["instructions"]["collective"] > 0
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float8_e5m2, torch.int8], ids=str
+)
+@pytest.mark.parametrize("arch", [80, 90])
+def test_matmul(arch: int, dtype: torch.dtype) -> None:
+    if dtype == torch.float8_e5m2 and arch == 80:
+        pytest.skip("no fp8 tensor cores on sm_80")
+    torch.manual_seed(0)
+    m, n, k = 100, 72, 96
+    if dtype == torch.int8:
+        a, b = torch.randint(-100, 100, (m, k), dtype=dtype), torch.randint(-100, 100, (k, n), dtype=dtype)
+    else:
+        a, b = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
+    c = torch.full((m, n), math.nan)
+    with emulated(arch):
+        matmul_kernel[(triton.cdiv(m, 64), triton.cdiv(n, 64))](a, b, c, m, n, k, BM=64, BN=64, BK=32, num_warps=4)
+    expected = a.double() @ b.double()
+    tolerance = 3e-3 if dtype == torch.float32 else 1e-4
+    assert (c - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@pytest.mark.parametrize("splits", [1, 7])
+def test_split_sum(splits: int) -> None:
+    x, partial = torch.randn(splits * 128), torch.full((splits,), math.nan)
+    for seed in range(4):
+        counter, out = torch.zeros(1, dtype=torch.int32), torch.zeros(1)
+        with emulated(90, Options.for_seed(seed)):
+            split_sum_kernel[(splits,)](x, partial, counter, out, splits, BLOCK=128, FENCED=True)
+        torch.testing.assert_close(out[0], x.sum(), rtol=1e-5, atol=1e-4)
+
+
+def test_split_sum_without_release_is_a_race() -> None:
+    x, partial, out = torch.randn(4 * 128), torch.zeros(4), torch.zeros(1)
+    counter = torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(KernelError, match=r"global-race\][\s\S]*test_triton\.py"), emulated(90):
+        split_sum_kernel[(4,)](x, partial, counter, out, 4, BLOCK=128, FENCED=False)
+
+
+def test_host_descriptors() -> None:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    x = torch.randn(100, 96, dtype=torch.float16)
+    out = torch.zeros_like(x)
+    with emulated(90):
+        descriptors = [TensorDescriptor.from_tensor(t, [32, 64]) for t in (x, out)]
+        descriptor_copy_kernel[(4, 2)](*descriptors, BM=32, BN=64)
+    assert torch.equal(out, x * 2)
+
+
+def test_out_of_bounds_names_the_tensor() -> None:
+    x, y = torch.randn(250), torch.randn(256)
+    out = torch.empty(256)
+    with pytest.raises(KernelError, match=r"bounds\][\s\S]*past the end of 'x/x_ptr'"), emulated(90):
+        add_kernel[(1,)](x[:250], y, out, 256, BLOCK=256)

@@ -1,0 +1,245 @@
+"""A Triton driver whose device is the emulator: `kernel[grid](...)` works on CPU tensors, without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import native
+from .launch import Buffer, PtxModule
+
+if TYPE_CHECKING:
+    from .session import Session
+
+MAX_SHARED = {80: 163 * 1024, 90: 227 * 1024}
+
+
+def available() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(ptx: str) -> PtxModule:
+    return PtxModule(ptx)
+
+
+def _aligned_scratch(size: int, alignment: int) -> torch.Tensor:
+    storage = torch.zeros(size + alignment, dtype=torch.uint8)
+    offset = -storage.data_ptr() % alignment
+    return storage[offset : offset + size]
+
+
+# Element types of a device-side descriptor to CUtensorMapDataType: f32.ftz, f64 and bf16 are numbered differently.
+_HOST_ELEMENT_TYPE = {8: 10, 9: 8, 10: 9}
+
+
+def _tensor_map(descriptor: Any, metadata: dict[str, Any]) -> bytes:
+    """The tensor map of a host-side TensorDescriptor."""
+    element_bytes = metadata["elem_size"]
+    shape, strides = list(descriptor.shape), list(descriptor.strides)
+    element_type = metadata["elem_type"]
+    return native.module().encode_tensor_map(
+        _HOST_ELEMENT_TYPE.get(element_type, element_type),
+        descriptor.base.data_ptr(),
+        shape[::-1],
+        [stride * element_bytes for stride in strides[-2::-1]],
+        list(metadata["block_size"])[::-1],
+        metadata["swizzle"],
+        getattr(descriptor, "padding", "zero") == "nan",
+    )
+
+
+class EmulatorLauncher:
+    """What Triton calls to launch a compiled kernel; made once a kernel."""
+
+    def __init__(self, source: Any, metadata: Any):
+        self.metadata = metadata
+        self.signature = list(source.signature.values())
+        self.names = list(source.signature)
+        self.descriptor_metadata = list(getattr(metadata, "tensordesc_meta", None) or [])
+
+    def __call__(self, grid_x: int, grid_y: int, grid_z: int, stream: Any, function: Any, *rest: Any) -> None:
+        _packed, launch_metadata, enter_hook, exit_hook, *arguments = rest
+        current, module, kernel = function
+        session = current.session()
+        values: list[Any] = []
+        extra: list[Buffer] = []
+        descriptors = iter(self.descriptor_metadata)
+        for name, kind, argument in zip(self.names, self.signature, arguments):
+            self._flatten(name, kind, argument, values, extra, descriptors)
+        clusters = getattr(self.metadata, "num_ctas", 1)
+        for what in ("global_scratch", "profile_scratch"):
+            size = getattr(self.metadata, f"{what}_size", 0) * grid_x * grid_y * grid_z * clusters
+            scratch = _aligned_scratch(size, getattr(self.metadata, f"{what}_align", 1)) if size else None
+            values.append(0 if scratch is None else scratch)
+            if scratch is not None:
+                extra.append(Buffer.of(scratch, what.replace("_", " ")))
+        layout = module.parameters(kernel)
+        if enter_hook is not None:
+            enter_hook(launch_metadata)
+        session.launch(
+            module,
+            kernel,
+            (grid_x * clusters, grid_y, grid_z),
+            (32 * self.metadata.num_warps, 1, 1),
+            values[: len(layout)],
+            self.metadata.shared,
+            (clusters, 1, 1),
+            extra,
+            # Triton orders mbarrier.init before TMA by a barrier alone, and its users cannot add a fence.
+            dataclasses.replace(session.options, check_mbarrier_init=False),
+        )
+        if exit_hook is not None:
+            exit_hook(launch_metadata)
+
+    def _flatten(
+        self, name: str, kind: Any, argument: Any, values: list[Any], extra: list[Buffer], descriptors: Iterator[Any]
+    ) -> None:
+        """Appends the kernel parameters that one argument of the Triton function becomes."""
+        if isinstance(kind, tuple):
+            for k, (inner_kind, inner) in enumerate(zip(kind, argument)):
+                self._flatten(f"{name}[{k}]", inner_kind, inner, values, extra, descriptors)
+        elif kind == "constexpr":
+            return
+        elif isinstance(kind, str) and kind.startswith("tensordesc"):
+            metadata = next(descriptors, None)
+            extra.append(Buffer.of(argument.base, name))
+            if metadata is None:
+                values.extend([argument.base, *argument.shape, *argument.strides])
+                values.append(getattr(argument, "padding", "zero") == "nan")
+            else:
+                values.append(_tensor_map(argument, metadata))
+            values.extend([*argument.shape, *argument.strides])
+        elif isinstance(argument, torch.Tensor):
+            extra.append(Buffer.of(argument, name))
+            values.append(argument)
+        elif argument is None:
+            values.append(0)
+        elif hasattr(argument, "data_ptr"):
+            values.append(argument.data_ptr())
+        elif isinstance(kind, str) and kind.startswith("fp"):
+            values.append(float(argument))
+        else:
+            values.append(int(argument))
+
+
+class _EmulatorUtils:
+    """The part of CudaUtils that Triton's runtime calls."""
+
+    def __init__(self, driver: EmulatorDriver):
+        self._driver = driver
+
+    def get_device_properties(self, _device: int) -> dict[str, int]:
+        return {
+            "max_shared_mem": MAX_SHARED[self._driver.session.arch],
+            "max_num_regs": 65536,
+            "multiprocessor_count": self._driver.session.multiprocessors,
+            "warpSize": 32,
+            "sm_clock_rate": 1,
+            "mem_clock_rate": 1,
+            "mem_bus_width": 1,
+        }
+
+    def load_binary(self, name: str, _kernel: bytes, _shared: int, _device: int) -> tuple[Any, Any, int, int, int]:
+        module = _parsed(self._driver.pending_ptx)
+        return module, (self._driver.current, module, name), 0, 0, 1024
+
+
+class _CurrentSession:
+    """Launches of a cached kernel go to whichever session is active then."""
+
+    def __init__(self) -> None:
+        self.active: Session | None = None
+
+    def session(self) -> Session:
+        if self.active is None:
+            raise RuntimeError("a kernel compiled for the emulator was launched outside emulated()")
+        return self.active
+
+
+_current = _CurrentSession()
+
+
+class EmulatorDriver:
+    """Stands for one device a capability, so that Triton's per-device caches keep architectures apart."""
+
+    def __init__(self, session: Session):
+        self.session = session
+        self.current = _current
+        self.pending_ptx = ""
+        self.utils = _EmulatorUtils(self)
+        self.launcher_cls = EmulatorLauncher
+
+    @staticmethod
+    def is_active() -> bool:
+        return True
+
+    def get_current_device(self) -> int:
+        return self.session.arch
+
+    def set_current_device(self, _device: int) -> None:
+        return
+
+    def get_current_stream(self, _device: int | None = None) -> int:
+        return 0
+
+    def get_device_capability(self, _device: int | None = None) -> tuple[int, int]:
+        return self.session.arch // 10, self.session.arch % 10
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.session.arch, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> Any:
+        return torch.cuda
+
+    def map_python_to_cpp_type(self, kind: str) -> str:
+        return kind
+
+    def get_benchmarker(self) -> Callable[..., Any]:
+        """Autotuning has no clock here: the first configuration wins."""
+
+        def no_clock(call: Callable[[], Any], quantiles: Any = None, **_: Any) -> Any:
+            return [1.0] * len(quantiles) if quantiles else 1.0
+
+        return no_clock
+
+
+@contextlib.contextmanager
+def installed(session: Session) -> Iterator[None]:
+    """Makes the emulator Triton's active driver; does nothing where Triton is not installed."""
+    if not available():
+        yield
+        return
+    import triton
+    from triton.compiler import CompiledKernel
+
+    driver = EmulatorDriver(session)
+    config = triton.runtime.driver
+    before_active = config.__dict__.get("_active")
+    before_session = _current.active
+    original = CompiledKernel._init_handles
+
+    def init_handles(kernel: Any) -> None:
+        driver.pending_ptx = kernel.asm["ptx"]
+        original(kernel)
+
+    CompiledKernel._init_handles = init_handles
+    _current.active = session
+    config.set_active(driver)
+    try:
+        yield
+    finally:
+        CompiledKernel._init_handles = original
+        _current.active = before_session
+        config._active = before_active
