@@ -8,6 +8,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -60,22 +61,36 @@ def _compile(command: list[str]) -> None:
         raise RuntimeError(f"{' '.join(command)}\n{result.stderr}")
 
 
-def _build(target: Path, sources: list[Path]) -> None:
+def _object_key(source: Path, headers: bytes) -> str:
+    return hashlib.sha256(headers + source.read_bytes()).hexdigest()[:16]
+
+
+def _build(target: Path, sources: list[Path], headers: bytes) -> None:
+    """Compiles what changed (objects are cached by content too) and links."""
     import pybind11
 
     includes = [f"-I{pybind11.get_include()}", f"-I{sysconfig.get_paths()['include']}"]
-    with tempfile.TemporaryDirectory(dir=target.parent) as work:
-        jobs = []
-        for source in sources:
-            output = str(Path(work) / f"{source.stem}.o")
-            jobs.append(["g++", *FLAGS, *includes, "-c", str(source), "-o", output])
+    objects = cache_directory() / "objects"
+    objects.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=objects) as work:
+        jobs, linked = [], []
         # The largest first, so that the cores stay busy to the end.
-        jobs.sort(key=lambda job: -Path(job[-3]).stat().st_size)
+        for source in sorted(sources, key=lambda path: -path.stat().st_size):
+            kept = objects / f"{source.stem}-{_object_key(source, headers)}.o"
+            linked.append(str(kept))
+            if not kept.exists():
+                jobs.append((source, Path(work) / kept.name, kept))
+
+        def compile_one(job: tuple[Path, Path, Path]) -> None:
+            source, output, kept = job
+            _compile(["g++", *FLAGS, *includes, "-c", str(source), "-o", str(output)])
+            os.replace(output, kept)  # another process may have built it meanwhile: either is fine
+
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            list(pool.map(_compile, jobs))
-        library = str(Path(work) / target.name)
-        _compile(["g++", "-shared", *(job[-1] for job in jobs), "-o", library])
-        os.replace(library, target)  # another process may have built it meanwhile: either is fine
+            list(pool.map(compile_one, jobs))
+        library = Path(work) / target.name
+        _compile(["g++", "-shared", *linked, "-o", str(library)])
+        os.replace(library, target)
 
 
 @functools.cache
@@ -94,7 +109,9 @@ def module() -> ModuleType:
     directory.mkdir(exist_ok=True)
     target = directory / f"_ptxemu{sysconfig.get_config_var('EXT_SUFFIX')}"
     if not target.exists():
-        _build(target, [path for path in files if path.suffix == ".cpp"])
+        headers = b"".join(path.name.encode() + path.read_bytes() for path in files if path.suffix == ".h")
+        identity = " ".join(FLAGS).encode() + _cpu_identity() + sys.version.encode()
+        _build(target, [path for path in files if path.suffix == ".cpp"], identity + headers)
     spec = importlib.util.spec_from_file_location("_ptxemu", target)
     assert spec is not None
     assert spec.loader is not None
