@@ -32,7 +32,7 @@ class LiveView:
         self._run = run
         self._texts = {user: StreamingText(tokenizer) for user in run.requests}
         self._last_token: dict[str, float] = {}
-        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=6, vertical_overflow="crop")
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4, vertical_overflow="crop")
 
     def __enter__(self) -> LiveView:
         if self._console.is_terminal:

@@ -69,17 +69,14 @@ def _mark_longest_stall(axis: Any, run: ScenarioRun, users: list[str], origin: f
         "", (after - origin, row), (before - origin, row), arrowprops={"arrowstyle": "<->", "color": STALL, "lw": 1.6}
     )
     axis.annotate(
-        f"longest stall {gap:.2f} s",
-        (middle, row - 0.4),
-        xytext=(0, 3),
-        textcoords="offset points",
+        f"longest stall {gap:.3g} s",
+        (middle, row + 0.06),
         ha="center",
-        va="bottom",
+        va="top",
         color=STALL,
         fontsize=9,
         fontweight="bold",
-        annotation_clip=False,
-        bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
+        bbox={"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
     )
 
 

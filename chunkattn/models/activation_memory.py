@@ -29,11 +29,10 @@ def peak_activation_bytes(run: Callable[[], object], device: torch.device) -> in
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
-        before: int = torch.cuda.memory_allocated(device)
+        before = int(torch.cuda.memory_allocated(device))
         run()
         torch.cuda.synchronize(device)
-        peak: int = torch.cuda.max_memory_allocated(device)
-        return peak - before
+        return int(torch.cuda.max_memory_allocated(device)) - before
     with _LiveStorages() as storages:
         run()
     return storages.peak

@@ -49,6 +49,9 @@ def read_tokenizer(directory: Path) -> Tokenizer:
     if not path.is_file():
         raise ValueError(f"model: expected a tokenizer.json in {directory}, got none")
     backend = require("tokenizers", extra="demo", purpose="reading tokenizer.json").Tokenizer.from_file(str(path))
+    # Some files were saved in the middle of training and would cut or pad what they are given.
+    backend.no_truncation()
+    backend.no_padding()
     settings = _read_json(directory, "tokenizer_config.json", required=False)
     special = {
         name: value["content"] if isinstance(value, dict) else value

@@ -10,6 +10,7 @@ import torch
 from checkpoint import TINY_LLAMA, formula_tokens, llama_shapes, write_checkpoint
 
 from chunkattn.models import Decoder, hf_directory
+from chunkattn.scheduler import Engine, ModelExecutor, Request, Scheduler, SchedulerConfig
 from chunkattn.types import Batch
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "transformers.json").read_text())
@@ -62,6 +63,27 @@ def test_requests_of_a_step_do_not_see_each_other(tmp_path: Path) -> None:
     logits = decoder.forward(torch.cat([tokens[19:20], tokens[27:]]), second, cache, torch.tensor([0, 3]))
     torch.testing.assert_close(logits[0], alone[0][19], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(logits[1], alone[1][9], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("budget", "num_pages"), [(None, 40), (16, 40), (5, 40), (16, 14), (3, 14)])
+def test_generation_equals_recomputing_everything(budget: int | None, num_pages: int, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, TINY_LLAMA, llama_shapes(TINY_LLAMA))
+    decoder = load(tmp_path)
+    prompts = [formula_tokens(length, 64).tolist() for length in (21, 2, 13)]
+    config = SchedulerConfig(token_budget=budget, max_num_seqs=3, page_size=PAGE_SIZE, num_pages=num_pages)
+    executor = ModelExecutor(decoder, num_pages=num_pages, page_size=PAGE_SIZE)
+    engine = Engine(Scheduler(config), executor)
+    requests = [Request(str(i), prompt, 15) for i, prompt in enumerate(prompts)]
+    for request in requests:
+        engine.add_request(request)
+    engine.run()
+    assert (num_pages == 14) == any(request.num_preemptions for request in requests)
+    assert executor.least_margin > 1e-4  # rounding cannot decide
+    for prompt, request in zip(prompts, requests, strict=True):
+        tokens = list(prompt)
+        for _ in range(15):
+            tokens.append(int(run(decoder, torch.tensor(tokens), [len(tokens)])[-1].argmax()))
+        assert request.output_token_ids == tokens[len(prompt) :]
 
 
 def test_bf16_follows_fp32(tmp_path: Path) -> None:

@@ -69,6 +69,17 @@ def test_without_a_chat_template_the_text_is_plain(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode_chat("hello", system="be kind")) == "be kind hello"
 
 
+def test_saved_truncation_and_padding_are_off(directory: Path) -> None:
+    import tokenizers
+
+    path = str(directory / "tokenizer.json")
+    backend = tokenizers.Tokenizer.from_file(path)
+    backend.enable_truncation(max_length=2)
+    backend.enable_padding(length=20)
+    backend.save(path)
+    assert len(load_model(str(directory)).tokenizer.encode("hello world be kind")) == 4
+
+
 def test_generation_config_names_the_end_tokens(directory: Path) -> None:
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 9]}))
     assert load_model(str(directory)).tokenizer.eos_token_ids == {1, 5, 9}
@@ -150,11 +161,13 @@ def test_smollm2_answers_the_same_however_prompts_are_cut() -> None:
     assert model.decoder.weights.embedding.shape == (49152, 576)
     text = "naïve 漢字 12345 🎉"
     assert model.tokenizer.decode(model.tokenizer.encode(text)) == text
-    questions = ["What is the capital of France?", "Name three colours."]
+    questions = ["What is the capital of France?", "Why is the sky blue?", "Name three colours."]
     outputs = {}
-    for budget in (None, 64, 7):
-        config = SchedulerConfig(token_budget=budget, max_num_seqs=2, page_size=8, num_pages=24)
-        executor = ModelExecutor(model.decoder, num_pages=24, page_size=8)
+    preemptions = {}
+    # 15 pages hold the prompts but not the answers, so that somebody is preempted and replayed.
+    for budget, num_pages in ((None, 24), (64, 15), (7, 24)):
+        config = SchedulerConfig(token_budget=budget, max_num_seqs=3, page_size=8, num_pages=num_pages)
+        executor = ModelExecutor(model.decoder, num_pages=num_pages, page_size=8)
         engine = Engine(Scheduler(config), executor)
         requests = [
             Request(question, model.tokenizer.encode_chat(question), 12, model.tokenizer.eos_token_ids)
@@ -164,7 +177,9 @@ def test_smollm2_answers_the_same_however_prompts_are_cut() -> None:
             engine.add_request(request)
         engine.run()
         outputs[budget] = [request.output_token_ids for request in requests]
+        preemptions[budget] = sum(request.num_preemptions for request in requests)
         assert executor.least_margin > 1e-3  # far from a tie, so fp32 rounding cannot decide
     assert outputs[64] == outputs[7] == outputs[None]
+    assert preemptions[64] > preemptions[7] == preemptions[None] == 0
     assert model.tokenizer.decode(outputs[None][0]) == "The capital of France is Paris."
     assert model.decoder.dtype is torch.float32
