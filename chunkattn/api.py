@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from chunkattn import ops, validate
-from chunkattn.args import PlanArgs
+from chunkattn.args import AttentionArgs, PlanArgs
 from chunkattn.backends.base import Support
 from chunkattn.errors import UnsupportedError
 from chunkattn.plan import choose
@@ -104,13 +104,14 @@ def attention(
     if q.dim() != 3 or v_cache.dim() != 4:
         validate.ranks(q=(q, 3), v_cache=(v_cache, 4))
     left, right = validate.window(window)
+    validate.flags(causal=causal, invariant=invariant)
     if out is None:
         out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[3])
     if lse is None and return_lse:
         lse = torch.empty(q.shape[0], q.shape[1], dtype=torch.float32, device=q.device)
     if plan is not None:
         backend = validate.plan_backend(plan, backend)
-    ops.attention(
+    arguments = (
         q,
         k_cache,
         v_cache,
@@ -135,6 +136,12 @@ def attention(
         validate.num_splits(num_splits, invariant),
         backend,
     )
+    try:
+        ops.attention(*arguments)
+    except RuntimeError:
+        # The dispatcher's own words for an argument of the wrong type run over several lines.
+        validate.argument_types(AttentionArgs._make(arguments))
+        raise
     return (out, lse) if return_lse else out  # type: ignore[return-value]
 
 
@@ -297,6 +304,7 @@ def plan(
     """
     validate.tensors(cu_seqlens_q=cu_seqlens_q, seq_lens=seq_lens)
     left, right = validate.window(window)
+    validate.flags(causal=causal, invariant=invariant)
     splits = validate.num_splits(num_splits, invariant)
     args = PlanArgs(
         cu_seqlens_q,

@@ -8,7 +8,7 @@ CPU backends always, and on GPUs in debug mode.
 from __future__ import annotations
 
 import math
-from typing import NoReturn
+from typing import NamedTuple, NoReturn, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -52,6 +52,25 @@ def tensors(**named: object) -> None:
     for arg, value in named.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{arg}: expected a tensor, got {type(value).__name__}")
+
+
+def argument_types(args: NamedTuple) -> None:
+    """Every field of an op's arguments must be of the type that chunkattn.args declares."""
+    for arg, declared in get_type_hints(type(args)).items():
+        value = getattr(args, arg)
+        kinds = get_args(declared) or (declared,)  # X | None, or X
+        if float in kinds:
+            kinds += (int,)
+        if not isinstance(value, kinds):
+            wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+            raise TypeError(f"{arg}: expected {wanted}, got {type(value).__name__}")
+
+
+def flags(**named: object) -> None:
+    """These arguments must be True or False; None would pass for False."""
+    for arg, value in named.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{arg}: expected True or False, got {type(value).__name__}")
 
 
 def ranks(**named: tuple[Tensor, int]) -> None:

@@ -175,7 +175,8 @@ AttentionCall read_attention(PyObject* args, Signature* signature) {
     p.alibi_stride_head = alibi.stride[alibi.num_dims - 1];
   }
   p.sinks = sinks.as<const float>(), p.sinks_stride = sinks.stride[0];
-  p.tree_mask = tree.as<const int32_t>(), p.tree_stride_token = tree.stride[0], p.tree_words = tree.size[1];
+  p.tree_mask = tree.given && !tree.data ? reinterpret_cast<const int32_t*>(kEmpty) : tree.as<const int32_t>();
+  p.tree_stride_token = tree.stride[0], p.tree_words = tree.size[1];
   p.dtype = q.dtype;
   p.num_tokens = q.size[0], p.num_q_heads = q.size[1], p.head_dim = q.size[2];
   p.num_pages = k_cache.size[0], p.page_size = k_cache.size[1], p.num_kv_heads = k_cache.size[2];

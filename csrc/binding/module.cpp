@@ -30,9 +30,16 @@ void select_isa(const std::string& name) {
 bool attention_call(const py::object& args, int num_threads, bool validated) {
   static SignatureCache known;
   Signature signature;
-  const AttentionCall call = read_attention(args.ptr(), &signature);
-  if (!validated && !known.contains(signature)) return false;
-  if (validated && !call.q_requires_grad) known.insert(signature);
+  AttentionCall call;
+  try {
+    call = read_attention(args.ptr(), &signature);
+  } catch (const std::exception&) {
+    if (validated) throw;
+    return false;  // validation says better what is wrong
+  }
+  // Whether a gradient is wanted depends on more than the arguments: such calls are validated every time.
+  if (!validated && (call.q_requires_grad || !known.contains(signature))) return false;
+  if (validated) known.insert(signature);
   if (call.plan && call.plan_words != plan_words(call.params.batch.num_requests))
     refuse("plan: expected " + std::to_string(plan_words(call.params.batch.num_requests)) + " words for " +
            std::to_string(call.params.batch.num_requests) + " requests, got " + std::to_string(call.plan_words));
