@@ -157,7 +157,7 @@ def _scaling(record: Record, colours: dict[str, str]) -> Iterator[str]:
             families.setdefault((cell.name.rstrip("0123456789"), axis), []).append(cell)
     if not any(len(cells) > 2 for cells in families.values()):
         return
-    yield "<h2>Scaling</h2><p>Dashed: the floor. On logarithmic axes a cost that grows in proportion is parallel to it.</p>"
+    yield "<h2>Scaling</h2><p>Dashed: the floor. A cost that grows in proportion is parallel to it on these axes.</p>"
     for (family, axis), cells in families.items():
         if len(cells) < 3:
             continue

@@ -6,7 +6,7 @@ A drift of the machine then hits all of them alike, and a ratio of two providers
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from chunkattn.bench import gate
 from chunkattn.bench.record import Sample
 from chunkattn.bench.timing import Window, window
+from chunkattn.bench.watch import Watch
 
 
 @dataclass
@@ -24,60 +25,55 @@ class Contender:
     Attributes:
         name: its key.
         calls: one prepared call an input set; calls rotate over them so that caches are cold.
-        verified: for each set the output that passed the gate; empty for limits, which have no answer to check.
+        watch: what the calls must answer; None for limits, which have no answer.
         windows: one a round.
-        awake: of each window.
-        refused: set when a timed call gave another answer than the verified one; no more windows then.
+        refused: set when a timed call gave a wrong answer; no more windows then.
     """
 
     name: str
-    calls: list[Callable[[], object]]
-    verified: list[Tensor] = field(default_factory=list)
+    calls: Sequence[Callable[[], object]]
+    watch: Watch | None = None
     windows: list[Window] = field(default_factory=list)
     refused: str = ""
     _turn: int = 0
-    _used: int = 0
-    _last: list[Tensor | None] = field(default_factory=list)
 
-    def run(self) -> object:
-        """The next call of the rotation."""
-        self._used = self._turn % len(self.calls)
-        self._turn += 1
-        return self.calls[self._used]()
+    def measure(self, *, seconds: float, device: torch.device, min_calls: int = 2) -> None:
+        """One window; the answer of its last call is checked. No call can know that it is the last."""
+        watch = self.watch
 
-    def poison(self) -> None:
-        """Fills the output that the coming call will write with NaN, so that a call that does nothing shows."""
-        if not self._last:
-            self._last = [None] * len(self.calls)
-        target = self._last[self._turn % len(self.calls)]
-        if target is not None:
-            target.fill_(float("nan"))
+        def before() -> None:
+            self._turn += 1
+            if watch is not None:
+                watch.before(self._used)
 
-    def keep(self, result: object) -> None:
-        """Remembers where a call wrote."""
-        if self.verified and isinstance(result, Tensor):
-            self._last[self._used] = result
+        def after(result: object) -> None:
+            if watch is not None:
+                assert isinstance(result, Tensor)
+                watch.after(self._used, result)
 
-    def measure(self, *, seconds: float, device: torch.device) -> None:
-        """One window; then one more call, drawn by lot, is compared with the verified output."""
-        checked = bool(self.verified)
-        self.windows.append(
-            window(
-                self.run,
-                seconds=seconds,
-                before=self.poison if checked else None,
-                after=self.keep if checked else None,
-                device=device,
-            )
+        done = window(
+            lambda: self.calls[self._used](),
+            seconds=seconds,
+            min_calls=min_calls,
+            before=before,
+            after=after,
+            device=device,
         )
-        if not checked:
-            return
-        last = self._last[self._used]
         try:
-            if last is not None:
-                gate.check_same(last, self.verified[self._used])
+            if watch is not None:
+                watch.check(self._used)
         except gate.Refused as error:
-            self.refused = f"a timed call answered otherwise than the checked one: {error}"
+            self.refused = str(error)
+        self.windows.append(done)
+
+    @property
+    def _used(self) -> int:
+        return self._turn % len(self.calls)
+
+    def warm_up(self, device: torch.device) -> None:
+        """Every call once, unrecorded."""
+        self.measure(seconds=0.0, device=device, min_calls=len(self.calls) + 1)
+        self.windows.clear()
 
     def samples(self) -> list[Sample]:
         """The windows as they go into the record."""
@@ -121,8 +117,7 @@ def interleave(
         progress: called with (round, rounds) after each round.
     """
     for contender in contenders:
-        for _ in range(len(contender.calls) + 1):
-            contender.run()
+        contender.warm_up(device)
     order = random.Random(0)
     for number in range(effort.max_rounds):
         running = [c for c in contenders if not c.refused]

@@ -1,4 +1,4 @@
-"""A benchmark run: for every case prepare, gate, time in interleaved rounds, probe again, record."""
+"""A benchmark run: for every case prepare, gate, time in interleaved rounds, record."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from chunkattn.bench import gate, limits, machine, micro, providers, work
 from chunkattn.bench.case import DTYPES, BenchCase
 from chunkattn.bench.providers.base import Call, Provider
 from chunkattn.bench.record import Cell, Measured, Part, Record
 from chunkattn.bench.rounds import Contender, Effort, interleave
+from chunkattn.bench.watch import Step, Watch
 from chunkattn.testing import AttentionInputs, build
 
-_MAX_BUFFERS = 8
 _MAX_BUFFER_BYTES = 2 << 30
 _ASLEEP = 0.6
 """A provider whose calling thread ran for less than this share of its time waited for something."""
@@ -34,11 +33,13 @@ class Settings:
         providers: keys in `chunkattn.bench.providers.MODULES`.
         effort: of each case.
         device: "cpu" or "cuda".
+        max_buffers: most input sets that calls rotate over.
     """
 
     providers: tuple[str, ...] = tuple(providers.MODULES)
     effort: Effort = field(default_factory=Effort)
     device: str = "cpu"
+    max_buffers: int = 8
 
 
 Progress = Callable[[str, float], None]
@@ -117,8 +118,8 @@ def run_case(
     tell: Progress = progress or (lambda what, share: None)
     counts, device = work.count(case), torch.device(settings.device)
     tell("building inputs", 0.0)
-    sets = _input_sets(case, counts, device)
-    expected = [gate.expect(inputs, case) for inputs in sets]
+    sets = _input_sets(case, counts, device, settings.max_buffers)
+    steps = [Step.of(inputs, case) for inputs in sets]
     cell = Cell(
         key=case.key,
         suite=case.suite,
@@ -142,7 +143,7 @@ def run_case(
         tell(f"checking {module.LABEL}", 0.3 * position / len(modules))
         entry = Measured(name, module.LABEL, "measured")
         cell.providers.append(entry)
-        contender = _admit(name, module, case, sets, expected, entry)
+        contender = _admit(name, module, case, steps, entry)
         if contender is not None:
             contenders[name] = contender
     rates = _limits(sets, case)
@@ -153,9 +154,8 @@ def run_case(
         device=device,
         progress=lambda at, of: tell(f"round {at} of {of}", 0.3 + 0.65 * at / of),
     )
-    tell("checking again on fresh data", 0.95)
     for name, contender in contenders.items():
-        _settle(cell.provider(name), contender, sets)
+        _settle(cell.provider(name), contender, device)
     for limit in rates:
         entry = Measured(limit.name, limit.unit, "measured", samples=ceilings[limit.name].samples())
         cell.limits[limit.name] = entry
@@ -168,11 +168,11 @@ def run_case(
     return cell
 
 
-def _input_sets(case: BenchCase, counts: work.Work, device: torch.device) -> list[AttentionInputs]:
+def _input_sets(case: BenchCase, counts: work.Work, device: torch.device, most: int) -> list[AttentionInputs]:
     """Enough sets of inputs, each with its own pages, that a rotation over them finds no cache warm."""
     size = max(1, counts.bytes)
     wanted = math.ceil(2 * machine.last_level_cache() / size)
-    number = max(1, min(wanted, _MAX_BUFFERS, _MAX_BUFFER_BYTES // size))
+    number = max(1, min(wanted, most, _MAX_BUFFER_BYTES // size))
     return [build(case.attention_case(set_index=i), poison="zero", page_seed=i, device=device) for i in range(number)]
 
 
@@ -185,11 +185,10 @@ def _admit(
     name: str,
     module: Provider,
     case: BenchCase,
-    sets: list[AttentionInputs],
-    expected: list[gate.Expected],
+    steps: list[Step],
     entry: Measured,
 ) -> Contender | None:
-    """Prepares a provider on every set and checks each output; on any trouble writes the reason and returns None."""
+    """Prepares a provider on every step and checks its answers; on any trouble writes the reason and returns None."""
     reason = module.missing()
     if reason is not None:
         entry.status = "missing"
@@ -199,46 +198,30 @@ def _admit(
     if reason is not None:
         entry.status, entry.reason = "unsupported", reason
         return None
-    calls: list[Callable[[], object]] = []
-    verified: list[Tensor] = []
+    calls: list[Call] = []
+    watch = Watch(steps)
     try:
-        for inputs, wanted in zip(sets, expected, strict=True):
-            call = module.prepare(inputs)
-            out = call()
-            entry.error = max(entry.error or 0.0, gate.check(out, wanted))
-            calls.append(call)
-            verified.append(out.clone())
+        for step in steps:
+            calls.append(module.prepare(step.inputs))
+            watch.admit(step, calls[-1])
     except gate.Refused as error:
         entry.status, entry.reason = "refused", str(error)
         return None
     except Exception as error:  # a peer may raise anything; the run goes on without it
         entry.status, entry.reason = "failed", f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
         return None
-    return Contender(name, calls, verified)
+    entry.error = watch.error
+    return Contender(name, calls, watch)
 
 
-def _settle(entry: Measured | None, contender: Contender, sets: list[AttentionInputs]) -> None:
-    """Writes a contender's windows into its entry, unless its answers turn out not to follow the data."""
+def _settle(entry: Measured | None, contender: Contender, device: torch.device) -> None:
+    """Writes a contender's windows into its entry, unless a timed call gave a wrong answer."""
     assert entry is not None
-    reason = contender.refused or _stale(contender.calls[0], sets[0])  # type: ignore[arg-type]
-    if reason:
-        entry.status, entry.reason = "refused", reason
+    if contender.refused:
+        entry.status, entry.reason = "refused", contender.refused
         return
     entry.samples, entry.awake = contender.samples(), contender.awake
-    if contender.awake < _ASLEEP and sets[0].q.device.type == "cpu":
+    if contender.awake < _ASLEEP and device.type == "cpu":
         entry.notes.append(
             f"its thread ran only {contender.awake:.0%} of the time: it waits or sleeps, or the machine was taken away"
         )
-
-
-def _stale(call: Call, inputs: AttentionInputs) -> str:
-    """Runs a call on new queries in the same memory; returns what is wrong with the answer, "" if nothing."""
-    before = inputs.q.clone()
-    try:
-        inputs.q.copy_(torch.randn(inputs.q.shape, generator=torch.Generator().manual_seed(time.time_ns() % 2**31)))
-        gate.check(call(), gate.sample(inputs, pieces=4, rows=4))
-    except gate.Refused as error:
-        return f"on new queries in the same memory the answer is wrong, so results were kept: {error}"
-    finally:
-        inputs.q.copy_(before)
-    return ""
