@@ -62,7 +62,8 @@ def argument_types(args: NamedTuple) -> None:
         if float in kinds:
             kinds += (int,)
         if not isinstance(value, kinds):
-            wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+            names = {Tensor: "a tensor", type(None): "None"}
+            wanted = " or ".join(names.get(kind, kind.__name__) for kind in kinds)
             raise TypeError(f"{arg}: expected {wanted}, got {type(value).__name__}")
 
 
