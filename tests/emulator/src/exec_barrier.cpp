@@ -115,6 +115,7 @@ void exec_cluster_arrive(Warp& warp, const Instruction& inst) {
   warp.cluster_phase++;
   cluster.cluster_arrived++;
   if (inst.ordering != Ordering::Relaxed) {
+    fence_mbarrier_inits(warp);  // a release at cluster scope covers them
     cluster.cluster_arriving.join(warp.view);
     warp.advance();
   }
@@ -188,6 +189,14 @@ MBarrier& mbarrier_at(Warp& warp, const Instruction& inst, const SharedTarget& t
     report(warp, inst, "barrier", format("mbarrier at shared+0x%x is used without synchronisation after its init by %s",
                                          target.offset, warp.cta->cluster->agent_name(barrier.initialiser).c_str()));
   return barrier;
+}
+
+void fence_mbarrier_inits(Warp& warp) {
+  for (auto& [offset, barrier] : warp.cta->mbarriers)
+    if (!barrier.init_fenced && barrier.initialised_at <= warp.view.seen.get(barrier.initialiser)) {
+      barrier.init_fenced = true;
+      barrier.init_fenced_phase = warp.cta->cluster->cluster_phase;
+    }
 }
 
 void check_mbarrier_for_async(Warp& warp, const Instruction& inst, MBarrier& barrier, u32 offset) {

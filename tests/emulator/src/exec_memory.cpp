@@ -277,21 +277,13 @@ void exec_fence(Warp& warp, const Instruction&) {
   warp.advance();
 }
 
-static void fence_mbarriers(Warp& warp) {
-  for (auto& [offset, barrier] : warp.cta->mbarriers)
-    if (!barrier.init_fenced && barrier.initialised_at <= warp.view.seen.get(barrier.initialiser)) {
-      barrier.init_fenced = true;
-      barrier.init_fenced_phase = warp.cta->cluster->cluster_phase;
-    }
-}
-
 /// fence.proxy.async and fence.mbarrier_init.
 void exec_proxy_fence(Warp& warp, const Instruction& inst) {
   if (inst.releases_async) {
     warp.view.fence_async_proxy();
     warp.advance();
   }
-  fence_mbarriers(warp);
+  fence_mbarrier_inits(warp);
 }
 
 /// fence.proxy.tensormap::generic.acquire [address], 128.

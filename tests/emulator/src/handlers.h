@@ -85,6 +85,8 @@ void finish_bulk_stores(Warp&, const Instruction& last);
 
 // mbarrier services for asynchronous operations (exec_barrier.cpp)
 MBarrier& mbarrier_at(Warp&, const Instruction&, const struct SharedTarget&);
+/// Makes the mbarrier inits that a warp has seen visible to the async proxy and to the cluster.
+void fence_mbarrier_inits(Warp&);
 /// The mbarrier's initialisation must be visible to the async proxy of whoever uses it.
 void check_mbarrier_for_async(Warp&, const Instruction&, MBarrier&, u32 offset);
 void mbarrier_complete_bytes(Cta&, Warp& issuer, const Instruction&, u32 offset, s64 bytes);

@@ -53,8 +53,16 @@ bool select_group(Warp& warp) {
   return true;
 }
 
-/// Lets the other groups of a diverged warp run before this one; true if there are any.
+/// Lets the other groups of a diverged warp run before this one; true if there are any. A failed wait is first
+/// left to the other warps: compiled code expects its lanes to stay together where they can.
 bool stall_group(Warp& warp) {
+  constexpr int kPatience = 4;
+  if (warp.yielded) {
+    const u64 progress = warp.cta->cluster->progress;
+    warp.fruitless_yields = progress == warp.progress_seen ? warp.fruitless_yields + 1 : 0;
+    warp.progress_seen = progress;
+    if (warp.fruitless_yields < kPatience) return false;
+  }
   if (lowest_group(warp.groups) < 0) {
     for (LaneGroup& group : warp.groups) group.stalled = false;
     return false;
@@ -219,16 +227,22 @@ void run_warp(Warp& warp, u64 budget) {
 
 // ---------------------------------------------------------------- diagnostics
 
+/// The place in the function that the kernel's author wrote, then where in a header the code comes from.
 std::string source_of(const Program& program, int location) {
   if (location < 0) return "";
-  const auto name = [&](const SourceLocation& at) {
-    if (at.file < 0) return format("line %d", at.line);
-    return format("%s:%d", program.files[at.file].c_str(), at.line);
+  const SourceLocation& inner = program.locations[location];
+  int outermost = location;
+  for (int depth = 0; depth < 32 && program.locations[outermost].inlined_at >= 0; depth++)
+    outermost = program.locations[outermost].inlined_at;
+  const SourceLocation& outer = program.locations[outermost];
+  const auto file = [&](const SourceLocation& at) {
+    return at.file < 0 ? std::string("?") : program.files[at.file];
   };
-  std::string text = name(program.locations[location]);
-  int depth = 0;
-  for (int k = program.locations[location].inlined_at; k >= 0 && depth < 8; k = program.locations[k].inlined_at, depth++)
-    text += " < " + name(program.locations[k]);
+  std::string text = format("%s:%d", file(outer).c_str(), outer.line);
+  if (outermost != location) {
+    const std::string name = file(inner);
+    text += format(" (inlined %s:%d)", name.substr(name.find_last_of('/') + 1).c_str(), inner.line);
+  }
   return text;
 }
 

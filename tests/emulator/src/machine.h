@@ -146,6 +146,8 @@ struct Warp {
   std::vector<u8> wgmma_accessed;   // register touched since the last wgmma.fence
   std::vector<u8> wgmma_in_flight;  // registers of operations not waited for
   u64 instruction_count = 0;
+  u64 progress_seen = 0;     // Cluster::progress at the last failed wait
+  int fruitless_yields = 0;  // failed waits since it changed
   u32 carry = 0;  // condition code of add.cc and its kin
 
   Agent engine(AgentKind kind) const;
