@@ -10,6 +10,8 @@ from chunkattn.bench.compare import Change
 from chunkattn.bench.record import Cell, Measured, Micro, Record
 from chunkattn.extras import require
 
+_MOST_GROUPS = 5
+
 
 def ratio(one: Measured, other: Measured) -> float:
     """How many times longer `other` takes than `one`: the median over rounds in which both were quiet.
@@ -65,6 +67,12 @@ def print_cell(console: Any, cell: Cell) -> None:
 def title(cell: Cell) -> str:
     """One line that says what the case is."""
     groups = " + ".join(f"{count}×{q}@{history}" for count, q, history in cell.requests)
+    if len(cell.requests) > _MOST_GROUPS:
+        requests, tokens, keys = (
+            sum(count * part for count, part in zip((g[0] for g in cell.requests), parts, strict=True))
+            for parts in ([1] * len(cell.requests), [g[1] for g in cell.requests], [g[1] + g[2] for g in cell.requests])
+        )
+        groups = f"{requests} requests, {tokens} tokens, {keys} keys"
     heads = cell.heads
     dims = f"{heads['head_dim']}" + ("" if heads["head_dim"] == heads["head_dim_v"] else f"/{heads['head_dim_v']}")
     kv = "" if cell.kv_dtype == cell.dtype else f", KV {cell.kv_dtype}"

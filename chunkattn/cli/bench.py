@@ -147,6 +147,30 @@ def report(results: tuple[Path, ...], output: Path) -> None:
     click.echo(f"written: {output}")
 
 
+@bench.command()
+@click.argument("trace", type=_EXISTING)
+@click.option("--number", default=4, show_default=True, type=click.IntRange(min=1), help="Mixes to draw.")
+@click.option("--running", default=16, show_default=True, type=click.IntRange(min=1), help="Requests in a step.")
+@click.option("--budget", default=256, show_default=True, type=click.IntRange(min=1), help="Query tokens of a step.")
+@click.option("--longest", type=click.IntRange(min=1), help="Leave out requests with more tokens.")
+@click.option("--seed", default=0, show_default=True, type=int)
+@click.option("--model", default="llama-3-8b", show_default=True, help="A preset's heads.")
+def mixes(trace: Path, number: int, running: int, budget: int, longest: int | None, seed: int, model: str) -> None:
+    """Steps of a running engine, drawn from a trace (CSV or JSON lines), as a case file on standard output."""
+    from chunkattn.bench import mixes as steps
+    from chunkattn.bench import models
+    from chunkattn.cli.commands import _one_sentence
+
+    with _one_sentence():
+        models.layers(model)
+        drawn = steps.sample(
+            steps.read_trace(trace), number=number, running=running, budget=budget, longest=longest, seed=seed
+        )
+        named = {f"{trace.stem}-{index}": groups for index, groups in enumerate(drawn)}
+        title = f"{number} steps of {running} requests and at most {budget} tokens, lengths of {trace.name}"
+        click.echo(steps.to_yaml(title, named, heads=model), nl=False)
+
+
 @bench.command("list")
 def list_() -> None:
     """The lists of cases, and every provider with what it lacks."""
