@@ -107,6 +107,7 @@ def _modes(options: DemoOptions) -> tuple[tuple[str, int | None], ...]:
 
 def _prepare(options: DemoOptions) -> tuple[Model, Scenario]:
     """Loads model and text, and runs a little of each kind of step, so that first-use costs fall into no run."""
+    _check_device(options.device)
     document = built_in_document() if options.prompt_file is None else _read(options.prompt_file)
     model = load_model(
         options.model, dtype=getattr(torch, options.dtype), device=options.device, backend=options.backend
@@ -116,6 +117,15 @@ def _prepare(options: DemoOptions) -> tuple[Model, Scenario]:
     short = replace(scenario.document, token_ids=scenario.document.token_ids[: 2 * options.chunk])
     _run(model, replace(scenario, document=short, max_tokens=10), options.chunk)
     return model, scenario
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"--device: expected cpu or cuda, got {name!r}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device: expected a device of this machine, got cuda, which torch does not find")
 
 
 def _run(

@@ -63,11 +63,11 @@ def results_table(whole: RunResult, chunked: RunResult, chunk: int) -> Table:
     table.add_column(f"chunks of {chunk}", justify="right")
     table.add_column("chunked is", justify="right")
     rows = [
-        ("document: time to first token", whole.ttft_s, chunked.ttft_s, _seconds, "faster", "slower"),
-        ("chats: time per output token", whole.tpot_s, chunked.tpot_s, _seconds, "faster", "slower"),
-        ("longest stall of any user", whole.longest_stall_s, chunked.longest_stall_s, _seconds, "shorter", "longer"),
+        ("TTFT of the document", whole.ttft_s, chunked.ttft_s, _seconds, "faster", "slower"),
+        ("TPOT of the chats", whole.tpot_s, chunked.tpot_s, _seconds, "faster", "slower"),
+        ("longest stall", whole.longest_stall_s, chunked.longest_stall_s, _seconds, "shorter", "longer"),
         (
-            "peak activation memory",
+            "peak activations",
             whole.peak_activation_bytes,
             chunked.peak_activation_bytes,
             _bytes,
@@ -90,8 +90,8 @@ def _ratio(before: float, after: float, less: str, more: str) -> str:
 
 
 def _seconds(value: float) -> str:
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.0f} ms"
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.3g} ms"
 
 
 def _bytes(value: float) -> str:
-    return f"{value / 1e6:.1f} MB"
+    return f"{value / 1e6:.1f} MB" if value >= 1e5 else f"{value / 1e3:.1f} kB"

@@ -163,7 +163,9 @@ class ScenarioRun:
         device = self._model.decoder.device
 
         def peak(step: StepRecord) -> int:
-            return peak_activation_bytes(lambda: self._executor(step.batch), device)
+            return peak_activation_bytes(
+                lambda: self._executor.forward(step.batch.to_metadata(PAGE_SIZE, device)), device
+            )
 
         return max(peak(largest), peak(most_logits))
 

@@ -35,9 +35,9 @@ def timeline_text(runs: Sequence[tuple[str, ScenarioRun]], width: int) -> Text:
     axis = f"{'':<{_LABEL_WIDTH}}0 s{f'{duration:.1f} s':>{cells - 3}}\n"
     text.append(axis, style="dim")
     text.append(f"{'':<{_LABEL_WIDTH}}")
-    for symbol, meaning in ((PREFILL, "prompt"), (DECODE, "output token"), (WAITING, "waiting")):
+    for symbol, meaning in ((PREFILL, "prompt"), (DECODE, "token"), (WAITING, "waiting")):
         text.append(symbol, style=STYLES[symbol])
-        text.append(f" {meaning}   ", style="dim")
+        text.append(f" {meaning}  ", style="dim")
     return text
 
 

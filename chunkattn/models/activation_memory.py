@@ -33,7 +33,8 @@ def peak_activation_bytes(run: Callable[[], object], device: torch.device) -> in
         run()
         torch.cuda.synchronize(device)
         return int(torch.cuda.max_memory_allocated(device)) - before
-    with _LiveStorages() as storages:
+    storages = _LiveStorages()
+    with storages:
         run()
     return storages.peak
 

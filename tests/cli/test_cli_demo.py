@@ -67,7 +67,7 @@ def test_text_shows_answers_table_and_timeline(arguments: list[str], tmp_path: P
     for user in (*CHATS, DOCUMENT):
         assert len(re.findall(rf"^{user}\b", result.output, re.MULTILINE)) == 4  # two answers, two timelines
     assert "word" in result.output
-    for row in ("time to first token", "time per output token", "longest stall", "peak activation memory", "steps"):
+    for row in ("TTFT of the document", "TPOT of the chats", "longest stall", "peak activations", "steps"):
         assert row in result.output
     assert "identical in both runs" in " ".join(result.output.split())
     assert (tmp_path / "chunkattn-demo.png").read_bytes().startswith(b"\x89PNG")
@@ -90,6 +90,7 @@ def test_text_fits_the_width(arguments: list[str], columns: str) -> None:
         ),
         (["--max-tokens", "900"], "--prompt-file: expected at most 125 tokens"),
         (["--backend", "cuda"], "cuda"),
+        (["--device", "toaster"], "--device: expected cpu or cuda, got 'toaster'"),
     ],
 )
 def test_refuses_in_one_sentence(arguments: list[str], change: list[str], message: str) -> None:
@@ -146,6 +147,17 @@ def test_document_arrives_while_everybody_is_being_answered(model_dir: Path) -> 
         times = chunked.times()[name].token_times
         ends = [step.end for step in chunked.steps if times[0] <= step.end <= times[-1]]
         assert list(pairwise(times)) == list(pairwise(ends))
+
+
+def test_measuring_memory_changes_nothing_else(model_dir: Path) -> None:
+    model = load_model(str(model_dir))
+    demo_run = ScenarioRun(model, build_scenario(model.tokenizer, document(WORDS_IN_DOCUMENT), 24, 1024), 32)
+    for _ in demo_run.run():
+        pass
+    before = demo_run.least_margin, len(demo_run.steps), demo_run.times()
+    first, second = demo_run.peak_activation_bytes(), demo_run.peak_activation_bytes()
+    assert first == second > 0
+    assert (demo_run.least_margin, len(demo_run.steps), demo_run.times()) == before
 
 
 def test_built_in_document_is_long() -> None:
