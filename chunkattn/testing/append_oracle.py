@@ -54,6 +54,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     return out
 
 
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().clone()
+
+
 def append_kv_oracle(
     k: Tensor,
     v: Tensor,
@@ -70,9 +74,7 @@ def append_kv_oracle(
     q: Tensor | None = None,
 ) -> Appended:
     """What :func:`chunkattn.append_kv` must leave behind, for the same arguments."""
-    result = Appended(
-        *(None if t is None else t.detach().cpu().clone() for t in (k_cache, v_cache, k_scale, v_scale, q))
-    )  # type: ignore[arg-type]
+    result = Appended(_copy(k_cache), _copy(v_cache), *(t if t is None else _copy(t) for t in (k_scale, v_scale, q)))
     page_size = k_cache.shape[1]
     starts, lens, table = cu_seqlens_q.tolist(), seq_lens.tolist(), block_table.tolist()
     slots = None if slot_mapping is None else slot_mapping.tolist()

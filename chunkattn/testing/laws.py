@@ -7,7 +7,7 @@ integration to the test; :func:`operator` wraps this library's. A broken law rai
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ def operator(backend: str | None = None) -> AttendInto:
         lse: Tensor | None = None,
         workspace: Tensor | None = None,
     ) -> State:
-        return chunkattn.attention(
+        state = chunkattn.attention(
             *inputs.batch(),
             **inputs.options(),
             return_lse=True,
@@ -52,6 +52,7 @@ def operator(backend: str | None = None) -> AttendInto:
             workspace=workspace,
             backend=backend,
         )
+        return cast(State, state)
 
     return attend
 
