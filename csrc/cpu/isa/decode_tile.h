@@ -1,8 +1,10 @@
 // A work item of few packed rows: head dims lie in the vector lanes, keys and values are read where they are.
 //
-// Bound by memory, not arithmetic, so the order of reads decides: block by block of keys, all KV heads of the item
-// before the next block, which walks a pool with the heads inside the page in address order; the next block is
-// prefetched meanwhile, since scattered pages defeat the hardware's prefetcher.
+// Bound by memory, not arithmetic, so the order of reads decides. A block of keys is first read through by plain loads
+// in address order, all KV heads of the item and K and V in step: two streams that the hardware's prefetcher follows,
+// which it does not follow head by head, nor at the bidding of software prefetches. Those serve for one line in each
+// 4 KiB of the next block, so that its address translations are there in time. 16 sequences of 2048 keys (134 MB, bf16,
+// 2 cores of Zen 4): 5.2 ms; with software prefetch of every line 8.3, with K before V 6.1.
 #pragma once
 #include "../scratch.h"
 #include "decode_product.h"
@@ -61,14 +63,14 @@ class DecodeItem {
     const KeyAddress key_address(p_, p_.k, item.request, bytes_of(p_.k.dtype));
     const KeyAddress value_address(p_, p_.v, item.request, bytes_of(p_.v.dtype));
     locate(key_address, value_address, begin, end, blocks_[0]);
-    for (int64_t b = begin, parity = 0; b < end; b += kDecodeKeys, parity ^= 1) {
-      const DecodeBlock& block = blocks_[parity];
-      DecodeBlock& next = blocks_[parity ^ 1];
+    for (int64_t b = begin, at = 0; b < end; b += kDecodeKeys, at ^= 1) {
+      const DecodeBlock& block = blocks_[at];
+      DecodeBlock& next = blocks_[at ^ 1];
       locate(key_address, value_address, b + kDecodeKeys, end, next);
-      for (int64_t h = 0; h < heads; ++h) {
-        prefetch(next, item, h, heads);
-        meet(request, item, key_address, value_address, block, h, num_rows);
-      }
+      prefetch_translations(p_.k, next.keys, next.count, item.kv_head_begin, key_address.bytes);
+      prefetch_translations(p_.v, next.values, next.count, item.kv_head_begin, value_address.bytes);
+      touch(block, item, key_address.bytes, value_address.bytes);
+      for (int64_t h = 0; h < heads; ++h) meet(request, item, key_address, value_address, block, h, num_rows);
     }
     const bool rows_differ = num_rows > request.group || p_.tree_mask != nullptr;
     if (rows_differ && !all_finite(heads * num_rows)) return false;
@@ -108,20 +110,12 @@ class DecodeItem {
     values.offsets(begin, begin + block.count, block.values);
   }
 
-  // The h-th of `heads` equal parts of a block's lines, tokens in order.
-  void prefetch(const DecodeBlock& block, const WorkItem& item, int64_t h, int64_t heads) const {
-    const int64_t first = block.count * h / heads, last = block.count * (h + 1) / heads;
-    prefetch_rows(p_.k, block.keys, first, last, item, p_.head_dim);
-    prefetch_rows(p_.v, block.values, first, last, item, p_.head_dim_v);
-  }
-
-  void prefetch_rows(const PagedPool& pool, const int64_t* offsets, int64_t first, int64_t last, const WorkItem& item,
-                     int64_t dim) const {
-    const int64_t bytes = bytes_of(pool.dtype), row_bytes = dim * bytes;
-    for (int64_t i = first; i < last; ++i)
+  // Brings a block of all heads into L2.
+  void touch(const DecodeBlock& block, const WorkItem& item, int64_t key_bytes, int64_t value_bytes) const {
+    for (int64_t i = 0; i < block.count; ++i)
       for (int64_t head = item.kv_head_begin; head < item.kv_head_end; ++head) {
-        const char* row = static_cast<const char*>(pool.data) + offsets[i] + head * pool.stride_head * bytes;
-        for (int64_t line = 0; line < row_bytes; line += 64) __builtin_prefetch(row + line, 0, 3);
+        touch_row(p_.k, block.keys[i], head, key_bytes, p_.head_dim);
+        touch_row(p_.v, block.values[i], head, value_bytes, p_.head_dim_v);
       }
   }
 

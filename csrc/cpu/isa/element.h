@@ -137,7 +137,10 @@ CHUNKATTN_INLINE void store_row(const float* source, void* target, DType dtype, 
 struct ComputeF32 {
   static constexpr int kPerUnit = 1;
   static constexpr DType kNative = DType::kF32;
-  static constexpr int kBlockKeys = 64;  // K, V and scores of a block beside the tile's queries in L2 and L1
+#ifndef FKEYS
+#define FKEYS 64
+#endif
+  static constexpr int kBlockKeys = FKEYS;  // K, V and scores of a block beside the tile's queries in L2 and L1
   static constexpr int kExp2Degree = 6;
 
   template <DType kDType>

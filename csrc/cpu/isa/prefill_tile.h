@@ -57,6 +57,8 @@ class PrefillItem {
     low_ = wants_low_weights<Compute>(p) ? scratch.take<float>(keys * kTileRows / 2) : nullptr;
     poison_ = scratch.take<float>(keys * p.head_dim_v);
     poisoned_ = scratch.take<bool>(keys);
+    next_keys_ = scratch.take<int64_t>(keys);
+    next_values_ = scratch.take<int64_t>(keys);
     row_ = scratch.take<float>(4 * max_of(p.head_dim, p.head_dim_v) + 16);
     rows_.begin = scratch.take<int32_t>(rows);
     rows_.end = scratch.take<int32_t>(rows);
@@ -140,7 +142,13 @@ class PrefillItem {
       stage_.load_keys(p_, key_address, block, kv_head);
       stage_.load_values(p_, value_address, block, kv_head);
       if (careful) set_poison_apart(block);
+      const int64_t next = min_of(b + kKeys, end), num_next = min_of(next + kKeys, end) - next;
+      key_address.offsets(next, next + num_next, next_keys_);
+      value_address.offsets(next, next + num_next, next_values_);
       for (int64_t t = 0; t < num_tiles(); ++t) {
+        const int64_t first = num_next * t / num_tiles(), last = num_next * (t + 1) / num_tiles();
+        prefetch_rows(p_.k, next_keys_, first, last, kv_head, key_address.bytes, p_.head_dim);
+        prefetch_rows(p_.v, next_values_, first, last, kv_head, value_address.bytes, p_.head_dim_v);
         meet(request, item, rule, block, t, num_rows);
         if (careful) add_poison(request, item, block, t, num_rows);
       }
@@ -275,6 +283,7 @@ class PrefillItem {
   Stage<Compute> stage_{};
   float *scores_, *low_, *row_, *poison_;
   bool* poisoned_;
+  int64_t *next_keys_, *next_values_;
   Rows rows_{};
 };
 

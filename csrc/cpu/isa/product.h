@@ -14,8 +14,9 @@ CHUNKATTN_INLINE Vf splat_unit(const uint32_t* p) {
 
 // scores[i][row] = sum_u keys[i][u] * q[u][row] for kTileBroadcasts keys; raises block_max[row] to their maximum.
 // q is [units][kVecs * kLanes], scores [kTileBroadcasts][kVecs * kLanes].
+// Not inlined: among the caller's variables g++ spills the operands inside the loop.
 template <class Compute, int kVecs>
-static void score_tile(const uint32_t* keys, int64_t key_stride, const uint32_t* q, int64_t units, float* scores,
+__attribute__((noinline)) static void score_tile(const uint32_t* keys, int64_t key_stride, const uint32_t* q, int64_t units, float* scores,
                        float* block_max) {
   constexpr int kRows = kVecs * kLanes;
   Vf sums[kTileBroadcasts][kVecs];
@@ -52,7 +53,7 @@ static void score_tile(const uint32_t* keys, int64_t key_stride, const uint32_t*
 // values is a panel [units][kTileBroadcasts], weights [units][kVecs * kLanes]; rescale may be nullptr (1).
 // The block is summed apart and added at the end: shorter sums round less.
 template <class Compute, int kVecs>
-static void value_tile(const uint32_t* values, const uint32_t* weights, int64_t units, float* out, const float* rescale) {
+__attribute__((noinline)) static void value_tile(const uint32_t* values, const uint32_t* weights, int64_t units, float* out, const float* rescale) {
   constexpr int kRows = kVecs * kLanes;
   Vf sums[kTileBroadcasts][kVecs];
 #pragma GCC unroll 8

@@ -57,6 +57,8 @@ struct Rows {
   }
 };
 
+constexpr int kPrefetchLocality = 2;  // into L2
+
 // Where key positions of a request lie in a pool: the bytes from the pool's start for head 0, and the token's scale.
 struct KeyAddress {
   const PagedPool* pool;
@@ -92,6 +94,33 @@ struct KeyAddress {
     }
   }
 };
+
+// Asks for rows [first, last) of one pool and KV head, given by their byte offsets for head 0.
+CHUNKATTN_INLINE void prefetch_rows(const PagedPool& pool, const int64_t* offsets, int64_t first, int64_t last,
+                                    int64_t head, int64_t element_bytes, int64_t dim) {
+  const char* base = static_cast<const char*>(pool.data) + head * pool.stride_head * element_bytes;
+  for (int64_t i = first; i < last; ++i)
+    for (int64_t byte = 0; byte < dim * element_bytes; byte += 64)
+      __builtin_prefetch(base + offsets[i] + byte, 0, kPrefetchLocality);
+}
+
+// Reads one byte of every line of such a row.
+CHUNKATTN_INLINE void touch_row(const PagedPool& pool, int64_t offset, int64_t head, int64_t element_bytes, int64_t dim) {
+  const char* row = static_cast<const char*>(pool.data) + offset + head * pool.stride_head * element_bytes;
+  for (int64_t byte = 0; byte < dim * element_bytes; byte += 64) static_cast<void>(*(volatile const char*)(row + byte));
+}
+
+// Asks for one line of each 4 KiB that such rows begin in, so that the address translations are there in time.
+CHUNKATTN_INLINE void prefetch_translations(const PagedPool& pool, const int64_t* offsets, int64_t count,
+                                            int64_t head_begin, int64_t element_bytes) {
+  int64_t held = -1;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t offset = offsets[i] + head_begin * pool.stride_head * element_bytes;
+    if (offset >> 12 == held) continue;
+    held = offset >> 12;
+    __builtin_prefetch(static_cast<const char*>(pool.data) + offset, 0, kPrefetchLocality);
+  }
+}
 
 // The factor of a scale that does not change from token to token.
 CHUNKATTN_INLINE float constant_scale(const KvScale& scale, int64_t kv_head) {
