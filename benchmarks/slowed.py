@@ -49,7 +49,9 @@ def slowed(share: float) -> SimpleNamespace:
 
         return run
 
-    return SimpleNamespace(LABEL=real.LABEL, INSTALL="", missing=real.missing, refuses=real.refuses, prepare=prepare)
+    return SimpleNamespace(
+        LABEL=real.LABEL, INSTALL="", DEVICES=("cpu",), missing=real.missing, refuses=real.refuses, prepare=prepare
+    )
 
 
 def one_run(path: Path, slow: float) -> None:

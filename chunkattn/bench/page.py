@@ -71,7 +71,8 @@ def _reading() -> Iterator[str]:
         "a window in which other programs ran is set aside. Times are medians over windows; <em>spread</em> is their "
         "interquartile range; <em>ours is</em> is the median over rounds of the peer's time by ours. Calls rotate over "
         "input sets larger together than the last-level cache. <em>Error</em> is the worst row in units of the budget "
-        "that a correct kernel in that dtype may use.</p><p>The <em>floor</em> is the larger of: exact "
+        "that a correct kernel in that dtype may use; <em>MiB</em> is what one call takes beyond what it is "
+        "given and what the provider keeps.</p><p>The <em>floor</em> is the larger of: exact "
         "floating-point operations of the visible pairs at the rate of a plain matmul in that dtype, and bytes that "
         "must be read or written once at the rate of a plain read of the same pages. Both rates are measured in "
         "the same rounds. No kernel can be much under it; what is left above it is what can still be gained.</p>"
@@ -201,15 +202,16 @@ def _cell(cell: Cell, colours: dict[str, str]) -> Iterator[str]:
     if rows:
         yield svg.bars(rows, mark=cell.floor_s * 1e3, mark_label=f"floor {cell.floor_s * 1e3:.3g} ms ({cell.bound})")
     yield "<table><thead><tr><th>provider</th><th>ms</th><th>spread</th><th>best ms</th><th>GFLOP/s</th>"
-    yield "<th>GB/s</th><th>of floor</th><th>ours is</th><th>error</th><th>quiet</th></tr></thead><tbody>"
+    yield "<th>GB/s</th><th>of floor</th><th>ours is</th><th>error</th><th>MiB</th><th>quiet</th></tr></thead><tbody>"
     for one in cell.measured():
         lead = "" if mine is None or one is mine else f"{ratio(mine, one):.2f}×"
+        memory = "" if one.peak_bytes is None else f"{one.peak_bytes / 2**20:.1f}"
         error = "" if one.error is None else f"{one.error:.2f}"
         yield (
             f'<tr class="{"ours" if one is mine else ""}"><td>{escape(one.label)}</td><td>{_ms(one.seconds)}</td>'
             f"<td>{one.spread:.0%}</td><td>{_ms(one.best)}</td><td>{cell.flops / one.seconds / 1e9:.0f}</td>"
             f"<td>{cell.bytes / one.seconds / 1e9:.1f}</td><td>{cell.floor_s / one.seconds:.0%}</td><td>{lead}</td>"
-            f"<td>{error}</td><td>{sum(s.quiet for s in one.samples)}/{len(one.samples)}</td></tr>"
+            f"<td>{error}</td><td>{memory}</td><td>{sum(s.quiet for s in one.samples)}/{len(one.samples)}</td></tr>"
         )
     yield "</tbody></table>"
     limits = ", ".join(f"{name.replace('_', ' ')} {rate / 1e9:.4g} G{unit}" for name, rate, unit in _rates(cell))

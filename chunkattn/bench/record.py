@@ -33,6 +33,7 @@ class Measured:
         samples: one a round, in round order.
         error: worst row error in row budgets.
         awake: share of the timed seconds in which the calling thread ran.
+        peak_bytes: memory of a call beyond inputs, output and what the provider keeps.
         notes: what the reader must know beside the time.
     """
 
@@ -43,6 +44,7 @@ class Measured:
     samples: list[Sample] = field(default_factory=list)
     error: float | None = None
     awake: float | None = None
+    peak_bytes: int | None = None
     notes: list[str] = field(default_factory=list)
 
     @property

@@ -14,6 +14,8 @@ import torch
 
 from chunkattn.bench import gate, limits, machine, micro, providers, work
 from chunkattn.bench.case import DTYPES, BenchCase
+from chunkattn.bench.graphs import captured
+from chunkattn.bench.memory import peak_bytes
 from chunkattn.bench.providers.base import Call, Provider
 from chunkattn.bench.record import Cell, Measured, Part, Record
 from chunkattn.bench.rounds import Contender, Effort, interleave
@@ -30,7 +32,7 @@ class Settings:
     """How to run.
 
     Attributes:
-        providers: keys in `chunkattn.bench.providers.MODULES`.
+        providers: keys in `chunkattn.bench.providers.MODULES`; those for another device are left out.
         effort: of each case.
         device: "cpu" or "cuda".
         max_buffers: most input sets that calls rotate over.
@@ -137,15 +139,18 @@ def run_case(
         exps=counts.exps,
         buffers=len(sets),
     )
-    modules = {name: providers.load(name) for name in settings.providers} | (extra or {})
+    here = [name for name in settings.providers if name in providers.for_device(settings.device)]
+    modules = {name: providers.load(name) for name in here} | (extra or {})
     contenders: dict[str, Contender] = {}
     for position, (name, module) in enumerate(modules.items()):
         tell(f"checking {module.LABEL}", 0.3 * position / len(modules))
-        entry = Measured(name, module.LABEL, "measured")
-        cell.providers.append(entry)
-        contender = _admit(name, module, case, steps, entry)
-        if contender is not None:
-            contenders[name] = contender
+        for graph in (False, True) if settings.device == "cuda" else (False,):
+            key, label = (f"{name}+graph", f"{module.LABEL}, graph") if graph else (name, module.LABEL)
+            entry = Measured(key, label, "measured")
+            cell.providers.append(entry)
+            contender = _admit(key, module, case, steps, entry, graph=graph)
+            if contender is not None:
+                contenders[key] = contender
     rates = _limits(sets, case)
     ceilings = {limit.name: Contender(limit.name, limit.calls) for limit in rates}
     interleave(
@@ -187,8 +192,13 @@ def _admit(
     case: BenchCase,
     steps: list[Step],
     entry: Measured,
+    *,
+    graph: bool,
 ) -> Contender | None:
-    """Prepares a provider on every step and checks its answers; on any trouble writes the reason and returns None."""
+    """Prepares a provider on every step and checks its answers; on any trouble writes the reason and returns None.
+
+    With `graph` its calls are CUDA-graph replays.
+    """
     reason = module.missing()
     if reason is not None:
         entry.status = "missing"
@@ -202,8 +212,10 @@ def _admit(
     watch = Watch(steps)
     try:
         for step in steps:
-            calls.append(module.prepare(step.inputs))
+            call = module.prepare(step.inputs)
+            calls.append(captured(call) if graph else call)
             watch.admit(step, calls[-1])
+        entry.peak_bytes = peak_bytes(calls[0], steps[0].inputs.q.device)
     except gate.Refused as error:
         entry.status, entry.reason = "refused", str(error)
         return None

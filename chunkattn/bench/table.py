@@ -38,8 +38,8 @@ def print_cell(console: Any, cell: Cell) -> None:
 
     mine = ours(cell)
     console.print(f"[bold]{title(cell)}[/]", soft_wrap=True)
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("provider", "ms", "spread", "GFLOP/s", "GB/s", "of floor", "ours is", "error", "quiet"):
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for name in ("provider", "ms", "spread", "GFLOP/s", "GB/s", "of floor", "ours is", "error", "MiB", "quiet"):
         table.add_column(name, justify="left" if name == "provider" else "right", no_wrap=True)
     for one in cell.measured():
         times = "" if mine is None or one is mine else f"{ratio(mine, one):.2f}x"
@@ -52,6 +52,7 @@ def print_cell(console: Any, cell: Cell) -> None:
             f"{cell.floor_s / one.seconds:.0%}",
             times,
             "" if one.error is None else f"{one.error:.2f}",
+            "" if one.peak_bytes is None else f"{one.peak_bytes / 2**20:.1f}",
             f"{sum(s.quiet for s in one.samples)}/{len(one.samples)}",
         )
     console.print(table)
@@ -148,11 +149,12 @@ def print_choices(console: Any) -> None:
     console.print(suites)
     console.print()
     known = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("provider", "label", "state"):
+    for name in ("provider", "label", "device", "state"):
         known.add_column(name)
     for name in providers.MODULES:
         module = providers.load(name)
         reason = module.missing()
+        devices = "/".join(module.DEVICES)
         state = "[green]here[/]" if reason is None else f"[yellow]missing[/]: {reason}; [bold]{module.INSTALL}[/]"
-        known.add_row(name, module.LABEL, state)
+        known.add_row(name, module.LABEL, devices, state)
     console.print(known)

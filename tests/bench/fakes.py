@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 
 import chunkattn
-from chunkattn.bench.case import BenchCase
+from chunkattn.bench.case import BenchCase, Heads
 from chunkattn.bench.providers.base import Call
 from chunkattn.testing import AttentionInputs
 
-SMALL = BenchCase("fakes", "mixed", ((1, 40, 30), (3, 1, 50)), page_size=16)
+SMALL = BenchCase("fakes", "mixed", ((1, 40, 30), (3, 1, 50)), Heads(4, 2, 64, 64), page_size=16)
 """A mixed batch that an honest provider does in well under a millisecond."""
 
 
@@ -24,6 +24,7 @@ class Fake:
     LABEL: str
     make: Callable[[AttentionInputs], Call]
     INSTALL: str = ""
+    DEVICES: tuple[str, ...] = ("cpu",)
     lacks: str | None = None
 
     def missing(self) -> str | None:

@@ -130,7 +130,9 @@ def test_run_report_and_compare_from_the_command_line(tmp_path: Path) -> None:
     assert "tiny" in html.read_text()
     same = runner.invoke(bench, ["compare", str(result), str(result), "--json"])
     assert same.exit_code == 0
-    assert [change["verdict"] for change in json.loads(same.output)] == ["same"]
+    (change,) = json.loads(same.output)
+    assert change["verdict"] in ("same", "unclear")  # one short window tells little
+    assert change["change"] == 0.0
 
 
 def test_compare_exits_with_1_on_a_regression(tmp_path: Path) -> None:

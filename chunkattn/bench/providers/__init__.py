@@ -13,6 +13,13 @@ MODULES = {
     "flex-attention": "chunkattn.bench.providers.flex_attention",
     "vllm-cpu": "chunkattn.bench.providers.vllm_cpu",
     "sglang-cpu": "chunkattn.bench.providers.sglang_cpu",
+    "torch-varlen": "chunkattn.bench.providers.torch_varlen",
+    "flash-attn-2": "chunkattn.bench.providers.flash_attn2",
+    "flash-attn-3": "chunkattn.bench.providers.flash_attn3",
+    "flash-attn-4": "chunkattn.bench.providers.flash_attn4",
+    "flashinfer-prefill": "chunkattn.bench.providers.flashinfer_prefill",
+    "flashinfer-batch": "chunkattn.bench.providers.flashinfer_batch",
+    "vllm-triton": "chunkattn.bench.providers.vllm_triton",
 }
 
 OURS = ("chunkattn",)
@@ -27,3 +34,8 @@ def load(name: str) -> Provider:
     if name not in MODULES:
         raise ValueError(f"providers: expected names out of {', '.join(MODULES)}, got {name!r}")
     return cast(Provider, importlib.import_module(MODULES[name]))
+
+
+def for_device(device: str) -> tuple[str, ...]:
+    """Names of the providers that run on a type of device."""
+    return tuple(name for name in MODULES if device in load(name).DEVICES)

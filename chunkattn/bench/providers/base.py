@@ -20,10 +20,12 @@ class Provider(Protocol):
     Attributes:
         LABEL: what tables and charts call it.
         INSTALL: the shell command that installs it, "" if nothing is needed.
+        DEVICES: device types it runs on.
     """
 
     LABEL: str
     INSTALL: str
+    DEVICES: tuple[str, ...]
 
     def missing(self) -> str | None:
         """Why it cannot run on this machine, or None."""

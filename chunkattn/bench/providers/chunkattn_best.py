@@ -11,6 +11,7 @@ from chunkattn.testing import AttentionInputs
 
 LABEL = "chunkattn"
 INSTALL = ""
+DEVICES = ("cpu", "cuda")
 
 
 def missing() -> str | None:

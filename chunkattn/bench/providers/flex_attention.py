@@ -20,6 +20,7 @@ from chunkattn.testing import AttentionInputs
 
 LABEL = "FlexAttention"
 INSTALL = "apt-get install g++   # torch.compile needs a C++ compiler on the CPU"
+DEVICES = ("cpu",)  # block masks are built on the host
 
 _QUERY_BLOCK = 128
 

@@ -12,6 +12,7 @@ from chunkattn.testing import AttentionInputs
 
 LABEL = "SGLang CPU"
 INSTALL = vllm_cpu.INSTALL
+DEVICES = ("cpu",)
 
 _KV_SPLITS = 8  # the constant of SGLang's CPU attention backend
 

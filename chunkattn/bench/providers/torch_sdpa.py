@@ -17,6 +17,7 @@ from chunkattn.testing import AttentionInputs
 
 LABEL = "torch SDPA"
 INSTALL = ""
+DEVICES = ("cpu", "cuda")
 
 
 def missing() -> str | None:

