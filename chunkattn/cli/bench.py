@@ -133,8 +133,10 @@ def compare(before: Path, after: Path, everybody: bool, as_json: bool) -> None:
 @bench.command()
 @click.argument("results", nargs=-1, required=True, type=_EXISTING)
 @click.option("--output", type=_FILE, default=Path("chunkattn-bench.html"), show_default=True, metavar="FILE")
-def report(results: tuple[Path, ...], output: Path) -> None:
+@click.option("--markdown", is_flag=True, help="Print the summary as a Markdown table instead.")
+def report(results: tuple[Path, ...], output: Path, markdown: bool) -> None:
     """Result files as one self-contained HTML page."""
+    from chunkattn.bench import markdown as summary
     from chunkattn.bench import page
     from chunkattn.bench.record import Record
     from chunkattn.cli.commands import _one_sentence
@@ -143,6 +145,9 @@ def report(results: tuple[Path, ...], output: Path) -> None:
         record = Record()
         for path in results:
             record.merge(Record.load(path))
+        if markdown:
+            click.echo(summary.render(record), nl=False)
+            return
         output.write_text(page.render(record), encoding="utf-8")
     click.echo(f"written: {output}")
 

@@ -41,6 +41,8 @@ def test_grids_fill_letters_into_names_groups_and_axes() -> None:
     assert dict(grid["chunk256@1024"].axes) == {"chunk": 256, "history": 1024}
     scaling = {case.name: case for case in cases.load("scaling").cases}
     assert scaling["decode-history4096"].requests == ((8, 1, 4095),)
+    heads = scaling["chunk-kv-heads2"].heads
+    assert (heads.num_q_heads, heads.num_kv_heads) == (8, 2)
 
 
 def test_models_with_two_kinds_of_layers_give_two_cases() -> None:

@@ -128,6 +128,8 @@ def test_run_report_and_compare_from_the_command_line(tmp_path: Path) -> None:
     assert "torch SDPA" in done.output
     assert runner.invoke(bench, ["report", str(result), "--output", str(html)]).exit_code == 0
     assert "tiny" in html.read_text()
+    printed = runner.invoke(bench, ["report", str(result), "--markdown"]).output
+    assert re.search(r"\| tiny  1×8@8 \+ 2×1@9.* \| .*% \| .* \| .* ms, .*× \|", printed)
     same = runner.invoke(bench, ["compare", str(result), str(result), "--json"])
     assert same.exit_code == 0
     (change,) = json.loads(same.output)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkattn.bench import models
-from chunkattn.bench.case import BenchCase
+from chunkattn.bench.case import BenchCase, Heads
 from chunkattn.extras import require
 
 
@@ -59,22 +59,22 @@ def load(name: str) -> Suite:
     return Suite(stem, str(data.get("about", "")), tuple(_expand(stem, data)))
 
 
-_Batch = tuple[str, list[list[int]], tuple[tuple[str, float], ...]]
+@dataclass(frozen=True)
+class _Batch:
+    """A batch before it is multiplied by dtypes, page sizes and layers."""
+
+    name: str
+    groups: list[list[int]]
+    axes: tuple[tuple[str, float], ...] = ()
+    heads: Heads | None = None
 
 
 def _expand(suite: str, data: dict[str, Any]) -> Iterator[BenchCase]:
-    batches: list[_Batch] = [(name, groups, ()) for name, groups in (data.get("cases") or {}).items()]
+    batches = [_Batch(name, groups) for name, groups in (data.get("cases") or {}).items()]
     batches += [batch for grid in data.get("grids") or [] for batch in _grid(grid)]
     own_heads = data.get("case_heads") or {}
-    for name, groups, axes in batches:
-        kinds = [
-            (model, kind, index, len(models.layers(model)))
-            for model in _listed(own_heads.get(name, data.get("heads", "llama-3-8b")))
-            for index, kind in enumerate(models.layers(model))
-        ]
-        many_models = len({model for model, *_ in kinds}) > 1
-        for model, kind, index, count in kinds:
-            title = name + (f"/{model}" if many_models else "") + (f"#{index + 1}" if count > 1 else "")
+    for batch in batches:
+        for title, heads in _layers(batch, own_heads.get(batch.name, data.get("heads", "llama-3-8b"))):
             for dtype, kv_dtype, page_size, layout in itertools.product(
                 data.get("dtypes", ["bf16"]),
                 data.get("kv_dtypes", [None]),
@@ -84,14 +84,27 @@ def _expand(suite: str, data: dict[str, Any]) -> Iterator[BenchCase]:
                 yield BenchCase(
                     suite,
                     title,
-                    tuple(_group(group) for group in groups),
-                    kind.heads,
+                    tuple(_group(group) for group in batch.groups),
+                    heads,
                     dtype,
                     kv_dtype or dtype,
                     page_size,
                     layout,
-                    axes=axes,
+                    axes=batch.axes,
                 )
+
+
+def _layers(batch: _Batch, chosen: str | list[str]) -> Iterator[tuple[str, Heads]]:
+    """(title, heads) of every kind of layer that a batch is for."""
+    if batch.heads is not None:
+        yield batch.name, batch.heads
+        return
+    names = [chosen] if isinstance(chosen, str) else chosen
+    for model in names:
+        kinds = models.layers(model)
+        for index, kind in enumerate(kinds):
+            title = batch.name + (f"/{model}" if len(names) > 1 else "")
+            yield title + (f"#{index + 1}" if len(kinds) > 1 else ""), kind.heads
 
 
 def _group(values: list[int]) -> tuple[int, int, int]:
@@ -101,24 +114,22 @@ def _group(values: list[int]) -> tuple[int, int, int]:
     return count, q_len, history
 
 
-def _listed(value: str | list[str]) -> list[str]:
-    return [value] if isinstance(value, str) else value
-
-
 def _grid(grid: dict[str, Any]) -> Iterator[_Batch]:
-    """Batches of a grid: every combination of the letters' values, put into groups and name."""
+    """Batches of a grid: every combination of the letters' values, put into groups, name and heads."""
     letters = grid["over"]
     for values in itertools.product(*letters.values()):
         point = dict(zip(letters, values, strict=True))
         groups = [[_number(x, point) for x in group] for group in grid["requests"]]
-        yield grid["name"].format(**point), [g for g in groups if g[0] > 0], tuple(point.items())
+        heads: dict[str, Any] = {name: _number(x, point) for name, x in (grid.get("heads") or {}).items()}
+        yield _Batch(grid["name"].format(**point), groups, tuple(point.items()), Heads(**heads) if heads else None)
 
 
 def _number(value: int | str, point: dict[str, int]) -> int:
-    """A number, or a letter, or a letter less one (``history - 1``)."""
+    """A number, a letter, a letter less a number (``history - 1``) or a number times a letter (``4 * heads``)."""
     if isinstance(value, int):
         return value
-    letter, _, less = (part.strip() for part in value.partition("-"))
+    factor, star, rest = value.partition("*")
+    letter, _, less = (part.strip() for part in (rest if star else value).partition("-"))
     if letter not in point:
         raise ValueError(f"requests: expected a number or one of {', '.join(point)}, got {value!r}")
-    return max(0, point[letter] - int(less or 0))
+    return max(0, (int(factor) if star else 1) * point[letter] - int(less or 0))
