@@ -78,9 +78,8 @@ def _reader(inputs: AttentionInputs) -> tuple[Callable[[], object], int]:
         bags.append((rows, words, torch.arange(0, max(1, len(rows)), step, device=pool.device)))
         size += len(pages) * page_bytes
 
-    def read() -> None:
-        for rows, words, offsets in bags:
-            torch.nn.functional.embedding_bag(rows, words, offsets, mode="sum")
+    def read() -> list[Tensor]:
+        return [torch.nn.functional.embedding_bag(rows, words, offsets, mode="sum") for rows, words, offsets in bags]
 
     return read, size
 

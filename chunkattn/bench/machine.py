@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import platform
 import shlex
 import subprocess
@@ -69,6 +71,18 @@ def last_level_cache() -> int:
     return max(sizes, default=32 << 20)
 
 
+def clock_mhz(device: torch.device) -> float:
+    """The clock now: the mean over cores, or a GPU's SM clock; NaN where the system does not say."""
+    try:
+        if device.type == "cuda":
+            return float(torch.cuda.clock_rate(device))
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        clocks = [float(line.split(":", 1)[1]) for line in lines if line.startswith("cpu MHz")]
+        return sum(clocks) / len(clocks) if clocks else math.nan
+    except (OSError, RuntimeError, ModuleNotFoundError):
+        return math.nan
+
+
 def _commit() -> str:
     root = Path(chunkattn.__file__).parent.parent
     if not (root / ".git").exists():
@@ -103,8 +117,6 @@ def _processor() -> str:
 
 
 def _cores() -> int:
-    import os
-
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
+
+_SAMPLE = re.compile(r'\{\s+"median_s":[^{}]*\}')
 
 
 @dataclass
@@ -84,6 +87,7 @@ class Cell:
         heads: of the layer.
         flops, bytes, kv_bytes, exps: exact work.
         buffers: input sets that calls rotate over.
+        clocks_mhz: clock before and after the rounds, NaN where the system does not say.
         limits: rate by name, as measured in the rounds of this cell.
         floor_s, bound: overlap floor at those rates and what sets it.
         providers: ours and the peers.
@@ -104,6 +108,7 @@ class Cell:
     kv_bytes: int
     exps: int
     buffers: int
+    clocks_mhz: list[float] = field(default_factory=list)
     limits: dict[str, Measured] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
     floor_s: float = float("nan")
@@ -185,7 +190,9 @@ class Record:
     def save(self, path: Path) -> None:
         """Writes JSON, with the summary numbers beside the samples."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(self.to_json(), indent=1)
+        # A window a line, so that the file can be read.
+        path.write_text(_SAMPLE.sub(lambda found: " ".join(found.group().split()), text) + "\n", encoding="utf-8")
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""

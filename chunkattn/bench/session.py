@@ -153,12 +153,14 @@ def run_case(
                 contenders[key] = contender
     rates = _limits(sets, case)
     ceilings = {limit.name: Contender(limit.name, limit.calls) for limit in rates}
+    cell.clocks_mhz.append(machine.clock_mhz(device))
     interleave(
         [*contenders.values(), *ceilings.values()],
         settings.effort,
         device=device,
         progress=lambda at, of: tell(f"round {at} of {of}", 0.3 + 0.65 * at / of),
     )
+    cell.clocks_mhz.append(machine.clock_mhz(device))
     for name, contender in contenders.items():
         _settle(cell.provider(name), contender, device)
     for limit in rates:
@@ -183,7 +185,12 @@ def _input_sets(case: BenchCase, counts: work.Work, device: torch.device, most: 
 
 def _limits(sets: list[AttentionInputs], case: BenchCase) -> list[limits.Limit]:
     device = sets[0].q.device
-    return [limits.matmul(DTYPES[case.dtype], device), limits.paged_read(sets), limits.copy(device)]
+    return [
+        limits.matmul(DTYPES[case.dtype], device),
+        limits.paged_read(sets),
+        limits.copy(device),
+        limits.exponentials(device),
+    ]
 
 
 def _admit(

@@ -96,7 +96,7 @@ def print_micro(console: Any, entries: list[Micro]) -> None:
     """Prints the micro-benchmarks."""
     from rich.table import Table
 
-    table = Table(show_edge=False, pad_edge=False)
+    table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("what", "median µs", "best µs", "quiet", ""):
         table.add_column(name, justify="right" if "µs" in name or name == "quiet" else "left")
     for one in entries:

@@ -14,6 +14,9 @@ import torch
 QUIET_CORES = 0.08
 """A window counts as quiet while other processes use less than this many cores."""
 
+_TICK_RATE = os.sysconf("SC_CLK_TCK")
+_TICKS = 1.5
+
 
 @dataclass(frozen=True)
 class Window:
@@ -74,7 +77,8 @@ def window(
         if after is not None:
             after(result)
     elapsed = time.perf_counter() - begin
-    other = (_machine_seconds() - busy - (time.process_time() - own)) / elapsed
+    # The system counts whole ticks; up to that much of the others' time may be our own, rounded.
+    other = (_machine_seconds() - busy - (time.process_time() - own) - _TICKS / _TICK_RATE) / elapsed
     return Window(
         median_s=statistics.median(times),
         best_s=min(times),
@@ -91,7 +95,7 @@ def _machine_seconds() -> float:
     except OSError:
         return float("nan")
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields)
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + irq + softirq + steal) / _TICK_RATE
 
 
 def _sync(device: torch.device | None) -> Callable[[], None]:
