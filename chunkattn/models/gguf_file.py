@@ -45,10 +45,14 @@ class GgufFile:
 
         Raises:
             UnsupportedModelError: not a Llama model.
+            ValueError: not a GGUF file.
         """
         gguf = require("gguf", extra="demo", purpose="reading a GGUF file")
         self._dequantize = gguf.quants.dequantize
-        self._reader = gguf.GGUFReader(path)
+        try:
+            self._reader = gguf.GGUFReader(path)
+        except (ValueError, IndexError) as error:
+            raise ValueError(f"model: expected a GGUF file, got {path} ({error})") from None
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self.name = path.stem
         architecture = self._field("general.architecture")
