@@ -113,7 +113,7 @@ class BenchCase:
             page_size=self.page_size,
             dtype=DTYPES[self.dtype],
             kv_dtype=DTYPES[self.kv_dtype],
-            scale_mode="head" if quantised else "none",
+            scale_mode="tensor" if quantised else "none",
             layout="nhd" if self.layout == "nhd" else "hnd",
             window=self.heads.window,
             softcap=self.heads.softcap,

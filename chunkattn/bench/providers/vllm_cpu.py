@@ -71,7 +71,10 @@ def refuses(case: BenchCase) -> str | None:
         return "vLLM's kernel has one head dim"
     if case.layout != "nhd":
         return "vLLM has a cache layout of its own; listed with nhd"
-    return plain_only(heads.window, heads.sinks, heads.softcap, case.kv_dtype != case.dtype)
+    fp8 = case.kv_dtype.startswith("fp8")
+    if fp8 and isa(case.page_size) != "vec":
+        return "vLLM's fp8 cache needs pages of multiples of 32 tokens"
+    return plain_only(heads.window, heads.sinks, heads.softcap, case.kv_dtype != case.dtype and not fp8)
 
 
 def isa(page_size: int) -> str:
@@ -82,7 +85,14 @@ def isa(page_size: int) -> str:
 def empty_cache(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Key and value halves of a cache in vLLM's layout, [N, Hkv, 2·P, D] cut in two."""
     pages, page_size, kv_heads, head_dim = inputs.k_cache.shape
-    return torch.zeros(pages, kv_heads, 2 * page_size, head_dim, dtype=inputs.q.dtype).chunk(2, dim=2)  # type: ignore[return-value]
+    dtype = torch.uint8 if cache_kind(inputs) != "auto" else inputs.q.dtype
+    return torch.zeros(pages, kv_heads, 2 * page_size, head_dim, dtype=dtype).chunk(2, dim=2)  # type: ignore[return-value]
+
+
+def cache_kind(inputs: AttentionInputs) -> str:
+    """vLLM's name of the cache's dtype."""
+    kinds = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
+    return kinds.get(inputs.k_cache.dtype, "auto")
 
 
 def ops() -> Any:
@@ -99,13 +109,15 @@ def ops() -> Any:
 
 def prepare(inputs: AttentionInputs) -> Call:
     """The scheduler's metadata is made here, once, as vLLM makes it once a step for all layers."""
-    kernel, case, variant = ops(), inputs.case, isa(inputs.case.page_size)
+    kernel, case, variant, kind = ops(), inputs.case, isa(inputs.case.page_size), cache_kind(inputs)
     k_cache, v_cache = empty_cache(inputs)
-    flat_k, flat_v = (t.reshape(-1, *t.shape[2:]) for t in (inputs.k_cache, inputs.v_cache))
+    # fp8 codes are exact in bf16, so written with scale 1 the cache holds the very same codes.
+    flat_k, flat_v = (t.flatten(0, 1).to(inputs.q.dtype) for t in (inputs.k_cache, inputs.v_cache))
+    k_scale, v_scale = (1.0 if t is None else float(t) for t in (inputs.k_scale, inputs.v_scale))
     for request in range(len(case.kv_lens)):
         slots = token_slots(inputs, request)
         kernel.cpu_attn_reshape_and_cache(
-            flat_k[slots], flat_v[slots], k_cache, v_cache, slots, variant, 1.0, 1.0, "auto"
+            flat_k[slots], flat_v[slots], k_cache, v_cache, slots, variant, 1.0, 1.0, kind
         )
     out = torch.empty_like(inputs.q)
     table = inputs.block_table.contiguous()
@@ -123,7 +135,7 @@ def prepare(inputs: AttentionInputs) -> Call:
         variant,
         True,
         None,
-        "auto",
+        kind,
     )
 
     def run() -> torch.Tensor:
@@ -143,9 +155,9 @@ def prepare(inputs: AttentionInputs) -> Call:
             schedule,
             None,
             None,
-            1.0,
-            1.0,
-            "auto",
+            k_scale,
+            v_scale,
+            kind,
         )
         return out
 
