@@ -49,7 +49,9 @@ MUTATORS = (
     Mutator("delete fence.proxy.async", _GUARD + r"fence\.proxy\.async[^;]*;", _NOTHING),
     Mutator("delete fence.proxy.tensormap", _GUARD + r"fence\.proxy\.tensormap[^;]*;", _NOTHING),
     Mutator("delete fence.mbarrier_init", _GUARD + r"fence\.mbarrier_init[^;]*;", _NOTHING),
-    Mutator("delete fence", _GUARD + r"(?:membar\.(?:gl|sys)|fence\.(?:acq_rel|sc)\.(?:gpu|sys|cluster))\s*;", _NOTHING),
+    Mutator(
+        "delete fence", _GUARD + r"(?:membar\.(?:gl|sys)|fence\.(?:acq_rel|sc)\.(?:gpu|sys|cluster))\s*;", _NOTHING
+    ),
     Mutator("delete bulk wait_group", _GUARD + r"cp\.async\.bulk\.wait_group[^;]*;", _NOTHING),
     Mutator("delete bulk commit_group", _GUARD + r"cp\.async\.bulk\.commit_group\s*;", _NOTHING),
     Mutator("delete mbarrier.arrive", _GUARD + r"mbarrier\.arrive[^;]*_\s*,[^;]*;", _NOTHING),

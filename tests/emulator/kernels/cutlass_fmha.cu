@@ -1,6 +1,7 @@
 // CUTLASS example 88 (Hopper attention) as a library, one kernel: SCHEDULE, TILE_M, TILE_N, HEAD_DIM, FUSION.
 #include "cute/tensor.hpp"
 #include "cutlass/cutlass.h"
+#include "cutlass/gemm/dispatch_policy.hpp"
 #include "cutlass/kernel_hardware_info.h"
 
 #include "collective/fmha_fusion.hpp"
@@ -13,11 +14,11 @@ using namespace cutlass::fmha::collective;
 using namespace cutlass::fmha;
 
 using Element = cutlass::half_t;
-using Stride = cute::tuple<int, _1, cute::tuple<int, int>>;  // token, 1, (batch, head)
+using TokenStride = cute::tuple<int, _1, cute::tuple<int, int>>;  // token, 1, (batch, head)
 using StrideLse = cute::tuple<_1, cute::tuple<int, int>>;
 using TileShape = Shape<Int<TILE_M>, Int<TILE_N>, Int<HEAD_DIM>>;
 using Operation = cutlass::device::Universal<
-    FmhaBuilder<Element, float, float, TileShape, Stride, Stride, Stride, FUSION, SCHEDULE>::Kernel>;
+    FmhaBuilder<Element, float, float, TileShape, TokenStride, TokenStride, TokenStride, FUSION, cutlass::gemm::SCHEDULE>::Kernel>;
 
 /// q, o: [batch, heads, q_len, HEAD_DIM]; k, v: [batch, heads, kv_len, HEAD_DIM]; lse: [batch, heads, q_len].
 extern "C" int fmha(void* q, void* k, void* v, void* o, float* lse, int batch, int heads, int q_len, int kv_len) {

@@ -8,97 +8,95 @@
 
 namespace ptxemu {
 
-// In every fragment lane = 4 * group + quad. A register holds 4 / bytes neighbouring elements along k.
-// Register r of A covers row group + 8 * (r & 1) and k from quad * perRegister + (r >> 1) * 4 * perRegister;
-// register r of B covers column group and the k of r * 4 * perRegister likewise.
+// In every fragment lane = 4 * group + quad, and a register holds 4 / bytes neighbouring elements along k. Taken
+// over the lanes, a register of A or B is therefore a block of 8 rows (of A; columns of B) by 16 / bytes elements of
+// k, row by row. Register r of A is the block at rows 8 * (r & 1), k block r >> 1; register r of B the k block r.
+
+namespace {
+
+constexpr int kRows = 16, kColumns = 8, kMaxK = 32;
+
+/// Rows (of A) or columns (of B) that hold an undefined element.
+u32 undefined_lines(Warp& warp, const Instruction& inst, int begin, int count, bool is_a) {
+  u32 lines = 0;
+  for (int r = 0; warp.tainted && r < count; r++) {
+    const u32 undefined = poison(warp, inst.operands[begin + r]);
+    for (int lane = 0; lane < kWarpSize; lane++)
+      if (undefined >> lane & 1) lines |= 1u << ((lane >> 2) + (is_a ? (r & 1) * 8 : 0));
+  }
+  return lines;
+}
+
+void load_a(Warp& warp, const Instruction& inst, float (*a)[kMaxK]) {
+  const int width = 16 / matrix_bytes(inst.a_type);
+  float block[8 * 16];
+  for (int r = 0; r < inst.b_begin - inst.a_begin; r++) {
+    unpack_elements<128>(inst.a_type, lanes<u32>(warp, inst.operands[inst.a_begin + r]), block);
+    for (int row = 0; row < 8; row++)
+      memcpy(&a[row + (r & 1) * 8][(r >> 1) * width], block + row * width, width * sizeof(float));
+  }
+}
+
+void load_b(Warp& warp, const Instruction& inst, float (*b)[kColumns]) {
+  const int width = 16 / matrix_bytes(inst.b_type);
+  float block[8 * 16];
+  for (int r = 0; r < inst.c_begin - inst.b_begin; r++) {
+    unpack_elements<128>(inst.b_type, lanes<u32>(warp, inst.operands[inst.b_begin + r]), block);
+    for (int k = 0; k < width; k++)
+      for (int n = 0; n < kColumns; n++) b[r * width + k][n] = block[n * width + k];
+  }
+}
+
+/// Undefined lanes of accumulator register r.
+u32 undefined_accumulator(Warp& warp, const Instruction& inst, int r, u32 rows, u32 columns) {
+  const bool f16 = inst.accumulator == AccumulatorType::F16;
+  u32 undefined = poison(warp, inst.operands[inst.c_begin + r]);
+  for (int lane = 0; lane < kWarpSize; lane++) {
+    const int row = (lane >> 2) + (f16 ? r * 8 : (r >> 1) * 8), column = (lane & 3) * 2;
+    const u32 touched = f16 ? 3u << column : 1u << (column + (r & 1));
+    if ((rows >> row & 1) || (columns & touched)) undefined |= 1u << lane;
+  }
+  return undefined;
+}
+
+}  // namespace
 
 /// m16n8k*. operands: D, A, B, C registers one after the other.
 void exec_mma(Warp& warp, const Instruction& inst) {
   require_full_warp(warp, inst);
   Counters& counters = warp.cta->launch->counters;
   counters.matrix_operations++;
-  counters.matrix_flops += 2ull * 16 * 8 * inst.shape_k;
-  const int K = inst.shape_k, per_register = 4 / matrix_bytes(inst.a_type);
-  const bool f16_accumulator = inst.accumulator == AccumulatorType::F16;
-  const int a_count = inst.b_begin - inst.a_begin, b_count = inst.c_begin - inst.b_begin;
-  const int c_count = f16_accumulator ? 2 : 4;
-  float a[16][32], b[32][8], c[16][8], values[4];
-  s32 c_integer[16][8];
-  u32 undefined_rows = 0, undefined_columns = 0;
+  counters.matrix_flops += 2ull * kRows * kColumns * inst.shape_k;
+  const u32 rows = undefined_lines(warp, inst, inst.a_begin, inst.b_begin - inst.a_begin, true);
+  const u32 columns = undefined_lines(warp, inst, inst.b_begin, inst.c_begin - inst.b_begin, false);
+  float a[kRows][kMaxK], b[kMaxK][kColumns], sum[kRows][kColumns];
+  load_a(warp, inst, a);
+  load_b(warp, inst, b);
+  multiply_tile<kColumns>(a[0], kMaxK, b[0], kColumns, sum[0], kColumns, kColumns, inst.shape_k);
 
-  for (int r = 0; r < a_count; r++) {
-    const u32* source = lanes<u32>(warp, inst.operands[inst.a_begin + r]);
-    const u32 undefined = warp.tainted ? poison(warp, inst.operands[inst.a_begin + r]) : 0;
-    for (int lane = 0; lane < kWarpSize; lane++) {
-      const int row = (lane >> 2) + (r & 1) * 8, k0 = (lane & 3) * per_register + (r >> 1) * 4 * per_register;
-      unpack_elements(inst.a_type, source[lane], values);
-      for (int i = 0; i < per_register; i++) a[row][k0 + i] = values[i];
-      if (undefined >> lane & 1) undefined_rows |= 1u << row;
-    }
-  }
-  for (int r = 0; r < b_count; r++) {
-    const u32* source = lanes<u32>(warp, inst.operands[inst.b_begin + r]);
-    const u32 undefined = warp.tainted ? poison(warp, inst.operands[inst.b_begin + r]) : 0;
-    for (int lane = 0; lane < kWarpSize; lane++) {
-      const int column = lane >> 2, k0 = (lane & 3) * per_register + r * 4 * per_register;
-      unpack_elements(inst.b_type, source[lane], values);
-      for (int i = 0; i < per_register; i++) b[k0 + i][column] = values[i];
-      if (undefined >> lane & 1) undefined_columns |= 1u << column;
-    }
-  }
-  for (int r = 0; r < c_count; r++) {
-    const int slot = inst.operands[inst.c_begin + r];
-    for (int lane = 0; lane < kWarpSize; lane++) {
-      const int group = lane >> 2, quad = lane & 3;
-      if (f16_accumulator) {
-        const u32 pair = lanes<u32>(warp, slot)[lane];
-        c[group + r * 8][quad * 2] = half_to_float(pair);
-        c[group + r * 8][quad * 2 + 1] = half_to_float(pair >> 16);
-      } else if (inst.accumulator == AccumulatorType::S32) {
-        c_integer[group + (r >> 1) * 8][quad * 2 + (r & 1)] = lanes<s32>(warp, slot)[lane];
-      } else {
-        c[group + (r >> 1) * 8][quad * 2 + (r & 1)] = lanes<float>(warp, slot)[lane];
-      }
-    }
-  }
-  u32 undefined_result[4] = {};
-  if (warp.tainted)
-    for (int r = 0; r < c_count; r++) {
-      undefined_result[r] = poison(warp, inst.operands[inst.c_begin + r]);
+  // Accumulator register 2h + o (f16: h, both o) of a lane: row group + 8h, column 2 * quad + o.
+  for (int r = 0; r < inst.definitions; r++) {
+    const bool f16 = inst.accumulator == AccumulatorType::F16;
+    const u32 undefined = warp.tainted ? undefined_accumulator(warp, inst, r, rows, columns) : 0;
+    const float* sums = f16 ? sum[r * 8] : sum[(r >> 1) * 8] + (r & 1);  // of lane l: sums[2 * l]
+    const int from = inst.operands[inst.c_begin + r], to = inst.operands[r];
+    if (f16) {
       for (int lane = 0; lane < kWarpSize; lane++) {
-        const int row = (lane >> 2) + (f16_accumulator ? r * 8 : (r >> 1) * 8), column = (lane & 3) * 2;
-        const u32 columns = f16_accumulator ? 3u << column : 1u << (column + (r & 1));
-        if ((undefined_rows >> row & 1) || (undefined_columns & columns)) undefined_result[r] |= 1u << lane;
+        const u32 pair = lanes<u32>(warp, from)[lane];
+        const u32 low = float_to_half(half_to_float(pair) + sums[2 * lane]);
+        lanes<u32>(warp, to)[lane] = low | u32(float_to_half(half_to_float(pair >> 16) + sums[2 * lane + 1])) << 16;
       }
-    }
-
-  float sum[16][8];
-  for (int m = 0; m < 16; m++) {
-    for (int n = 0; n < 8; n++) sum[m][n] = 0;
-    for (int k = 0; k < K; k++)
-      for (int n = 0; n < 8; n++) sum[m][n] += a[m][k] * b[k][n];
-  }
-
-  for (int r = 0; r < c_count; r++) {
-    const int slot = inst.operands[r];
-    for (int lane = 0; lane < kWarpSize; lane++) {
-      const int group = lane >> 2, quad = lane & 3;
-      if (f16_accumulator) {
-        const int row = group + r * 8;
-        const auto half = [&](int n) { return u32(float_to_half(c[row][n] + sum[row][n])); };
-        lanes<u32>(warp, slot)[lane] = half(quad * 2) | half(quad * 2 + 1) << 16;
-        continue;
-      }
-      const int row = group + (r >> 1) * 8, column = quad * 2 + (r & 1);
-      if (inst.accumulator == AccumulatorType::S32) {
-        const s64 exact = s64(c_integer[row][column]) + s64(sum[row][column]);
+    } else if (inst.accumulator == AccumulatorType::S32) {
+      for (int lane = 0; lane < kWarpSize; lane++) {
+        const s64 exact = s64(lanes<s32>(warp, from)[lane]) + s64(sums[2 * lane]);
         const s64 clamped = exact > INT32_MAX ? INT32_MAX : exact < INT32_MIN ? INT32_MIN : exact;
-        lanes<s32>(warp, slot)[lane] = inst.saturate ? s32(clamped) : s32(exact);
-      } else {
-        lanes<float>(warp, slot)[lane] = c[row][column] + sum[row][column];
+        lanes<s32>(warp, to)[lane] = inst.saturate ? s32(clamped) : s32(exact);
       }
+    } else {
+      for (int lane = 0; lane < kWarpSize; lane++)
+        lanes<float>(warp, to)[lane] = lanes<float>(warp, from)[lane] + sums[2 * lane];
     }
-    set_poison(warp, slot, undefined_result[r]);
+    set_poison(warp, to, undefined);
   }
 }
 

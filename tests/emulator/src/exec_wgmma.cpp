@@ -57,6 +57,9 @@ void for_each_chunk(const MatrixDescriptor& descriptor, bool mn_major, int begin
   }
 }
 
+/// The first of the four warps that execute a wgmma together.
+Warp* warpgroup(Warp& warp) { return &warp.cta->warps[warp.id & ~3]; }
+
 const u8* chunk_bytes(Warp& warp, const Instruction& inst, u32 address) {
   Cta& cta = *warp.cta;
   const u32 offset = address - kSharedBase;
@@ -70,10 +73,19 @@ void check_tile(Warp& warp, const Instruction& inst, u64 bits, bool mn_major, in
                 u64* undefined) {
   const MatrixDescriptor descriptor(bits);
   if (descriptor.base_offset) fail(warp, inst, "unsupported", "wgmma descriptor with a base offset");
-  const Accessor who{warp.engine(AgentKind::Wgmma), warp.wgmma_group + 1, &warp.view, true};
+  Cta& cta = *warp.cta;
+  // The operation is one of the warpgroup: it is recorded once, and checked against what each warp has seen.
+  const Warp& leader = warpgroup(warp)[0];
+  const bool record = leader.id == warp.id;
+  const Accessor who{leader.engine(AgentKind::Wgmma), warp.wgmma_group + 1, &warp.view, true};
+  const bool races = cta.launch->options.check_races;
+  u64* reads = races && record ? cta.shadow.row(who.agent) : nullptr;
+  const u64 stamp = SharedShadow::stamp(pc_of(warp, inst), who.tick);
   for_each_chunk(descriptor, mn_major, begin, end, elements, [&](u32 address, int mn, int) {
     chunk_bytes(warp, inst, address);
-    if (warp.cta->shadow.read(*warp.cta, warp, inst, who, address - kSharedBase, 16)) return;
+    const u32 offset = address - kSharedBase;
+    if (races && cta.shadow.read_quad(who, offset / 4, reads, stamp)) return;
+    if (cta.shadow.read(cta, warp, inst, who, offset, 16, record)) return;
     for (int k = mn; k < mn + (mn_major ? 8 : 1); k++) undefined[k / 64] |= 1ull << (k % 64);
   });
 }
@@ -84,7 +96,7 @@ void load_tile(Warp& warp, const Instruction& inst, u64 bits, MatrixType type, b
   const int elements = 16 / matrix_bytes(type);
   float values[16];
   for_each_chunk(descriptor, mn_major, begin, end, elements, [&](u32 address, int mn, int k) {
-    unpack_chunk(type, chunk_bytes(warp, inst, address), values);
+    unpack_elements<16>(type, chunk_bytes(warp, inst, address), values);
     float* to = tile + (mn - begin) * mn_stride + k * k_stride;
     const int count = mn_major ? 8 : elements, step = mn_major ? mn_stride : k_stride;
     for (int i = 0; i < count; i++) to[i * step] = values[i];
@@ -115,31 +127,22 @@ void compute(Warp& warp, const WgmmaOp& op) {
   static thread_local float a[16][32], sums[16][256];
 
   if (inst.a_from_registers) {
-    const int per_register = 4 / matrix_bytes(inst.a_type);
-    float values[4];
+    // Over the lanes, a register is a block of 8 rows by 16 bytes of k (see exec_mma.cpp).
+    const int width = 16 / matrix_bytes(inst.a_type);
+    float block[8 * 16];
     for (int r = 0; r < 4; r++) {
-      const u32* source = lanes<u32>(warp, inst.operands[inst.a_begin + r]);
-      for (int lane = 0; lane < kWarpSize; lane++) {
-        unpack_elements(inst.a_type, source[lane], values);
-        const int k0 = (lane & 3) * per_register + (r >> 1) * 4 * per_register;
-        for (int i = 0; i < per_register; i++) a[(lane >> 2) + (r & 1) * 8][k0 + i] = values[i];
-      }
+      unpack_elements<128>(inst.a_type, lanes<u32>(warp, inst.operands[inst.a_begin + r]), block);
+      for (int row = 0; row < 8; row++)
+        memcpy(&a[row + (r & 1) * 8][(r >> 1) * width], block + row * width, width * sizeof(float));
     }
   } else {
     load_tile(warp, inst, op.descriptor_a, inst.a_type, inst.transpose_a, first_row, first_row + 16, a[0], 1, 32);
   }
-  const float* b = b_tile(warp, op);
-  const float sign = inst.negate_a != inst.negate_b ? -1.f : 1.f;
-
-  for (int m = 0; m < 16; m++) {
-    float* sum = sums[m];
-    for (int n = 0; n < N; n++) sum[n] = 0;
-    for (int k = 0; k < K; k++) {
-      const float factor = sign * a[m][k];
-      const float* row = b + k * 256;
-      for (int n = 0; n < N; n++) sum[n] += factor * row[n];
-    }
-  }
+  if (inst.negate_a != inst.negate_b)
+    for (auto& row : a)
+      for (float& value : row) value = -value;
+  constexpr int kLanes = 16;  // columns beyond N are computed and ignored
+  multiply_tile<kLanes>(a[0], 32, b_tile(warp, op), 256, sums[0], 256, N, K);
   // Register 4j + 2h + o of lane 4g + q: row g + 8h, column 8j + 2q + o. f16 packs both o.
   const bool f16 = inst.accumulator == AccumulatorType::F16, integer = inst.accumulator == AccumulatorType::S32;
   for (int r = 0; r < inst.definitions; r++) {
@@ -208,6 +211,7 @@ void exec_wgmma_fence(Warp& warp, const Instruction& inst) {
 void exec_wgmma(Warp& warp, const Instruction& inst) {
   require_full_warp(warp, inst);
   Cta& cta = *warp.cta;
+  if ((warp.id | 3) >= cta.warp_count) fail(warp, inst, "convergence", "wgmma outside a warpgroup of four warps");
   WgmmaOp op;
   op.instruction = &inst;
   op.descriptor_a = inst.a_from_registers ? 0 : uniform_descriptor(warp, inst, inst.operands[inst.a_begin]);
@@ -224,8 +228,8 @@ void exec_wgmma(Warp& warp, const Instruction& inst) {
   const int a_elements = 16 / matrix_bytes(inst.a_type), b_elements = 16 / matrix_bytes(inst.b_type);
   const int first_row = (warp.id & 3) * 16;
   if (tracks_shared(*cta.launch)) {
-    if (!inst.a_from_registers)
-      check_tile(warp, inst, op.descriptor_a, inst.transpose_a, first_row, first_row + 16, a_elements, rows);
+    // The warpgroup reads the tiles together: every warp is booked with all of them.
+    if (!inst.a_from_registers) check_tile(warp, inst, op.descriptor_a, inst.transpose_a, 0, 64, a_elements, rows);
     check_tile(warp, inst, op.descriptor_b, inst.transpose_b, 0, inst.shape_n, b_elements, columns);
   }
   if (inst.a_from_registers && warp.tainted)
@@ -247,15 +251,28 @@ void exec_wgmma_commit(Warp& warp, const Instruction& inst) {
   warp.wgmma_group++;
 }
 
+/// A wgmma belongs to its warpgroup: it has completed for one warp when it has for all four, which is only
+/// possible once all of them have issued it.
 void exec_wgmma_wait(Warp& warp, const Instruction& inst) {
   require_full_warp(warp, inst);
-  auto& queue = warp.wgmma;
   const s64 covered = s64(warp.wgmma_group) - inst.immediate;  // groups below this number
-  size_t done = 0;
-  for (; done < queue.size() && s64(queue[done].group) < covered; done++)
-    if (!queue[done].done) compute(warp, queue[done]);
-  queue.erase(queue.begin(), queue.begin() + done);
-  if (covered > 0) warp.view.seen.raise(warp.engine(AgentKind::Wgmma), u32(covered));
+  Warp* group = warpgroup(warp);
+  for (int k = 0; k < 4; k++)
+    if (s64(group[k].wgmma_group) < covered) {
+      if (group[k].state == WarpState::Done)
+        fail(warp, inst, "convergence", format("wgmma of a warpgroup whose warp %d has ended", group[k].id));
+      warp.retry = warp.yielded = true;
+      return;
+    }
+  for (int k = 0; k < 4; k++)
+    for (WgmmaOp& op : group[k].wgmma) {
+      if (s64(op.group) >= covered) break;
+      if (!op.done) compute(group[k], op);
+      op.done = true;
+    }
+  auto& queue = warp.wgmma;
+  std::erase_if(queue, [&](const WgmmaOp& op) { return s64(op.group) < covered; });
+  if (covered > 0) warp.view.seen.raise(group->engine(AgentKind::Wgmma), u32(covered));
   std::fill(warp.wgmma_in_flight.begin(), warp.wgmma_in_flight.end(), 0);
   for (const WgmmaOp& op : queue)
     for (u16 reg : op.instruction->wgmma_registers) warp.wgmma_in_flight[reg] = 1;

@@ -227,22 +227,22 @@ void run_warp(Warp& warp, u64 budget) {
 
 // ---------------------------------------------------------------- diagnostics
 
-/// The place in the function that the kernel's author wrote, then where in a header the code comes from.
+/// The place in the kernel's own function, then the way into the headers that the code was inlined from.
 std::string source_of(const Program& program, int location) {
   if (location < 0) return "";
-  const SourceLocation& inner = program.locations[location];
-  int outermost = location;
-  for (int depth = 0; depth < 32 && program.locations[outermost].inlined_at >= 0; depth++)
-    outermost = program.locations[outermost].inlined_at;
-  const SourceLocation& outer = program.locations[outermost];
-  const auto file = [&](const SourceLocation& at) {
-    return at.file < 0 ? std::string("?") : program.files[at.file];
+  std::vector<int> chain;  // innermost first
+  for (int at = location; at >= 0 && chain.size() < 32; at = program.locations[at].inlined_at) chain.push_back(at);
+  const auto name = [&](int at, bool whole_path) {
+    const SourceLocation& place = program.locations[at];
+    const std::string file = place.file < 0 ? "?" : program.files[place.file];
+    return format("%s:%d", whole_path ? file.c_str() : file.c_str() + file.find_last_of('/') + 1, place.line);
   };
-  std::string text = format("%s:%d", file(outer).c_str(), outer.line);
-  if (outermost != location) {
-    const std::string name = file(inner);
-    text += format(" (inlined %s:%d)", name.substr(name.find_last_of('/') + 1).c_str(), inner.line);
-  }
+  std::string text = name(chain.back(), true);
+  if (chain.size() == 1) return text;
+  constexpr size_t kShown = 3;  // of the inlined levels, the innermost
+  const size_t levels = chain.size() - 1;
+  text += levels > kShown ? " (... > " : " (";
+  for (size_t k = std::min(levels, kShown); k-- > 0;) text += name(chain[k], false) + (k ? " > " : ")");
   return text;
 }
 

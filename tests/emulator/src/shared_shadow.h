@@ -3,6 +3,7 @@
 // FastTrack-style: the last write of a word as (agent, tick) and the last read of each agent. Byte masks
 // keep apart accesses of different bytes of one word.
 #pragma once
+#include <cstring>
 #include <memory>
 
 #include "clocks.h"
@@ -25,8 +26,36 @@ class SharedShadow {
  public:
   void reset(u32 bytes, int agents, int cluster_warps);
 
+  /// The reads of an agent, by word.
+  u64* row(Agent agent);
+  /// How a read of all four bytes of a word is remembered.
+  static u64 stamp(int pc, u32 tick) { return u64(pc) << 32 | u64(tick) << 4 | 15; }
+
+  /// Reads four words, where all is well and simple: false if read() has to look at them one by one. Without
+  /// `reads` the read is only checked, not recorded.
+  bool read_quad(const Accessor& who, u32 word, u64* reads, u64 stamp) const {
+    static_assert(sizeof(Word) == 8);
+    u64 bits[4];
+    memcpy(bits, &words_[word], sizeof bits);
+    if ((bits[0] ^ bits[1]) | (bits[0] ^ bits[2]) | (bits[0] ^ bits[3])) return false;
+    const Word& shadow = words_[word];
+    if (shadow.defined != 15) return false;
+    if (shadow.writer != kNobody && shadow.writer != who.agent) {
+      if (shadow.tick > who.view->seen.get(shadow.writer)) return false;
+      if (who.async_proxy && shadow.tick > who.view->fenced.get(shadow.writer) &&
+          shadow.writer < cluster_warps_ * int(AgentKind::Wgmma))
+        return false;
+    }
+    if (!reads) return true;
+    u64* mine = reads + word;
+    if ((mine[0] ^ mine[1]) | (mine[0] ^ mine[2]) | (mine[0] ^ mine[3])) return false;
+    if (u32(mine[0]) != u32(stamp)) mine[0] = mine[1] = mine[2] = mine[3] = stamp;
+    return true;
+  }
+
   /// Checks and records a read; returns whether all bytes are defined.
-  bool read(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, u32 offset, u32 bytes);
+  bool read(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, u32 offset, u32 bytes,
+            bool record = true);
   void write(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, u32 offset, u32 bytes);
 
   /// An atomic: like a write, but atomics do not race with each other.
@@ -47,7 +76,7 @@ class SharedShadow {
   // A read is pc << 32 | tick << 4 | bytes. One row an agent, made when it reads for the first time.
   using ReaderRow = std::unique_ptr<u64[], void (*)(void*)>;
 
-  u64* row(Agent agent);
+  bool write_quad(const Accessor& who, u32 word, int pc);
   bool writer_is_ordered(const Word& word, const Accessor& who) const;
   void report_race(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, const char* what,
                    u32 word, Agent other, u32 tick, int pc);
