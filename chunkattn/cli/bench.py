@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -53,7 +53,6 @@ def run(
 ) -> None:
     """Measures cases: correctness first, then interleaved rounds with every provider there is."""
     import torch
-    from rich.console import Console
 
     from chunkattn.bench import cases, providers, session, table
     from chunkattn.bench.progress import CaseProgress
@@ -68,9 +67,10 @@ def run(
         if threads:
             torch.set_num_threads(threads)
         effort = Effort(3, 4, 0.15) if quick else Effort(rounds, rounds + 5, window)
-        console = Console(highlight=False)
-        log = Console(highlight=False, stderr=True)
-        with CaseProgress(log, [case.key for case in chosen]) as shown:
+        if device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("--device: expected a machine with a CUDA device for 'cuda', found none")
+        console = _console()
+        with CaseProgress(_console(stderr=True), [case.key for case in chosen]) as shown:
             record = session.run(
                 chosen,
                 session.Settings(wanted, effort, device),
@@ -88,8 +88,6 @@ def run(
 @click.option("--json", "as_json", is_flag=True, help="Print the record as one JSON object and nothing else.")
 def micro(rounds: int, window: float, output: Path | None, append: bool, as_json: bool) -> None:
     """Call overhead, plan, and the cache write beside a peer's."""
-    from rich.console import Console
-
     from chunkattn.bench import micro as tasks
     from chunkattn.bench import session, table
     from chunkattn.bench.rounds import Effort
@@ -98,7 +96,7 @@ def micro(rounds: int, window: float, output: Path | None, append: bool, as_json
     with _one_sentence():
         record = session.run_micro(tasks.all_tasks(), Effort(rounds, rounds + 5, window))
         if not as_json:
-            table.print_micro(Console(highlight=False), record.micro)
+            table.print_micro(_console(), record.micro)
         _deliver(record, output, append, as_json)
 
 
@@ -110,8 +108,6 @@ def micro(rounds: int, window: float, output: Path | None, append: bool, as_json
 def compare(before: Path, after: Path, everybody: bool, as_json: bool) -> None:
     """Two result files: what got slower, beyond noise. Exit status 1 if one of our cases did."""
     import dataclasses
-
-    from rich.console import Console
 
     from chunkattn.bench import compare as verdicts
     from chunkattn.bench import table
@@ -125,7 +121,7 @@ def compare(before: Path, after: Path, everybody: bool, as_json: bool) -> None:
     if as_json:
         json.dump([dataclasses.asdict(change) for change in changes], sys.stdout)
     else:
-        table.print_changes(Console(highlight=False), changes)
+        table.print_changes(_console(), changes)
     if verdicts.regressions(changes):
         raise click.exceptions.Exit(1)
 
@@ -179,13 +175,18 @@ def mixes(trace: Path, number: int, running: int, budget: int, longest: int | No
 @bench.command("list")
 def list_() -> None:
     """The lists of cases, and every provider with what it lacks."""
-    from rich.console import Console
-
     from chunkattn.bench import table
     from chunkattn.cli.commands import _one_sentence
 
     with _one_sentence():
-        table.print_choices(Console(highlight=False))
+        table.print_choices(_console())
+
+
+def _console(*, stderr: bool = False) -> Any:
+    """A rich console."""
+    from chunkattn.extras import require
+
+    return require("rich.console", extra="bench", purpose="chunkattn bench").Console(highlight=False, stderr=stderr)
 
 
 def _deliver(record: Record, output: Path | None, append: bool, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import fakes
 import pytest
+import torch
 from click.testing import CliRunner
 from rich.console import Console
 from test_bench_compare import noisy_record
@@ -153,6 +154,10 @@ def test_bad_options_get_one_sentence() -> None:
     assert "--only: expected to match one of cpu/W1" in done.output
     done = runner.invoke(bench, ["run", "--providers", "nobody"])
     assert "providers: expected names out of chunkattn" in done.output
+    if not torch.cuda.is_available():
+        done = runner.invoke(bench, ["run", "--quick", "--device", "cuda"])
+        assert done.exit_code == 1
+        assert "--device: expected a machine with a CUDA device" in done.output
 
 
 def test_list_names_suites_and_missing_peers() -> None:
