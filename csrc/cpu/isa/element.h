@@ -61,16 +61,22 @@ CHUNKATTN_INLINE void floats_from(const void* source, float* target, int64_t n) 
   for (int64_t i = 0; i < n; i += 8) _mm256_storeu_ps(target + i, load8<kDType>(p + i * bytes_of(kDType)));
 }
 
-CHUNKATTN_INLINE void store_row(const float* source, void* target, DType dtype, int64_t n) {
+// target[i] = source[i] * scale, rounded to nearest even.
+CHUNKATTN_INLINE void store_row(const float* source, float scale, void* target, DType dtype, int64_t n) {
+  const __m256 factor = _mm256_set1_ps(scale);
   if (dtype == DType::kF32) {
-    for (int64_t i = 0; i < n; i += 8) _mm256_storeu_ps(static_cast<float*>(target) + i, _mm256_loadu_ps(source + i));
+    for (int64_t i = 0; i < n; i += 8)
+      _mm256_storeu_ps(static_cast<float*>(target) + i, _mm256_mul_ps(_mm256_loadu_ps(source + i), factor));
   } else if (dtype == DType::kF16) {
     for (int64_t i = 0; i < n; i += 8)
       _mm_storeu_si128(reinterpret_cast<__m128i*>(static_cast<uint16_t*>(target) + i),
-                       _mm256_cvtps_ph(_mm256_loadu_ps(source + i), _MM_FROUND_TO_NEAREST_INT));
+                       _mm256_cvtps_ph(_mm256_mul_ps(_mm256_loadu_ps(source + i), factor), _MM_FROUND_TO_NEAREST_INT));
   } else {
     for (int64_t i = 0; i < n; i += 8) {
-      const __m256 x = _mm256_loadu_ps(source + i);
+      const __m256 x = _mm256_mul_ps(_mm256_loadu_ps(source + i), factor);
+#if defined(__AVX512BF16__)
+      const __m128i packed = reinterpret_cast<__m128i>(_mm256_cvtneps_pbh(x));
+#else
       const __m256i bits = _mm256_castps_si256(x);
       const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
       const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
@@ -79,6 +85,7 @@ CHUNKATTN_INLINE void store_row(const float* source, void* target, DType dtype, 
       const __m256i top = _mm256_srli_epi32(
           _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(quiet), is_nan)), 16);
       const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
+#endif
       _mm_storeu_si128(reinterpret_cast<__m128i*>(static_cast<uint16_t*>(target) + i), packed);
     }
   }
@@ -121,13 +128,14 @@ CHUNKATTN_INLINE void floats_from(const void* source, float* target, int64_t n) 
   for (int64_t i = 0; i < n; ++i) target[i] = element<kDType>(source, i);
 }
 
-CHUNKATTN_INLINE void store_row(const float* source, void* target, DType dtype, int64_t n) {
+// target[i] = source[i] * scale, rounded to nearest even.
+CHUNKATTN_INLINE void store_row(const float* source, float scale, void* target, DType dtype, int64_t n) {
   if (dtype == DType::kF32) {
-    memcpy(target, source, n * 4);
+    for (int64_t i = 0; i < n; ++i) static_cast<float*>(target)[i] = source[i] * scale;
   } else if (dtype == DType::kF16) {
-    for (int64_t i = 0; i < n; ++i) static_cast<uint16_t*>(target)[i] = f16_from_float(source[i]);
+    for (int64_t i = 0; i < n; ++i) static_cast<uint16_t*>(target)[i] = f16_from_float(source[i] * scale);
   } else {
-    for (int64_t i = 0; i < n; ++i) static_cast<uint16_t*>(target)[i] = bf16_from_float(source[i]);
+    for (int64_t i = 0; i < n; ++i) static_cast<uint16_t*>(target)[i] = bf16_from_float(source[i] * scale);
   }
 }
 

@@ -95,6 +95,14 @@ class PrefillItem {
     return static_cast<int>(min_of(kTileVecs, (num_rows - tile * kTileRows + kLanes - 1) / kLanes));
   }
 
+  // Row i of the item; the last one beyond the end.
+  const char* query(const Request& request, const WorkItem& item, int64_t kv_head, int64_t i) const {
+    const int64_t row = min_of(item.row_begin + i, item.row_end - 1);
+    const int64_t token = request.first_token + row / request.group;
+    const int64_t head = kv_head * request.group + row % request.group;
+    return static_cast<const char*>(p_.q) + (token * p_.q_stride_token + head * p_.q_stride_head) * bytes_of(p_.dtype);
+  }
+
   void pack_queries(const Request& request, const WorkItem& item, int64_t kv_head) {
     const RowConverter convert = row_converter<Compute>(p_.dtype);
     const int64_t num_rows = item.row_end - item.row_begin;
@@ -104,11 +112,10 @@ class PrefillItem {
       for (int64_t r = 0; r < pitch; r += 4) {
         const void* sources[4];
         for (int64_t i = 0; i < 4; ++i) {
-          const int64_t row = min_of(item.row_begin + t * kTileRows + r + i, item.row_end - 1);
-          const int64_t token = request.first_token + row / request.group;
-          const int64_t head = kv_head * request.group + row % request.group;
-          const char* source = static_cast<const char*>(p_.q) +
-                               (token * p_.q_stride_token + head * p_.q_stride_head) * bytes_of(p_.dtype);
+          const char* source = query(request, item, kv_head, t * kTileRows + r + i);
+          // Tokens lie too far apart for the hardware to see a stream.
+          const char* ahead = query(request, item, kv_head, t * kTileRows + r + i + 16);
+          for (int64_t byte = 0; byte < p_.head_dim * bytes_of(p_.dtype); byte += 64) __builtin_prefetch(ahead + byte);
           uint32_t* converted = reinterpret_cast<uint32_t*>(row_) + i * units_;
           if (p_.dtype != Compute::kNative) convert(source, converted, p_.head_dim);
           sources[i] = p_.dtype != Compute::kNative ? static_cast<const void*>(converted) : source;
@@ -227,9 +234,11 @@ class PrefillItem {
       for (int64_t t = 0; t < num_tiles(); ++t) {
         const float* out = s->out + t * kTileRows * p_.head_dim_v;
         const int64_t count = tile_vecs(t, num_rows) * kLanes * p_.head_dim_v;
-        Vf doubt = splat(0.0f);  // x * 0 is NaN unless x is finite
-        for (int64_t i = 0; i < count; i += kLanes) doubt = madd(load(out + i), splat(0.0f), doubt);
-        if (!(sum(doubt) == 0.0f)) return false;
+        // x * 0 is NaN unless x is finite. head_dim_v is a multiple of 8, so four vectors at a time come out even.
+        Vf doubt[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
+        for (int64_t i = 0; i < count; i += 4 * kLanes)
+          for (int64_t j = 0; j < 4; ++j) doubt[j] = madd(load(out + i + j * kLanes), splat(0.0f), doubt[j]);
+        if (!(sum(add(add(doubt[0], doubt[1]), add(doubt[2], doubt[3]))) == 0.0f)) return false;
       }
     }
     return true;
@@ -258,6 +267,11 @@ class PrefillItem {
     const int64_t row0 = tile * kTileRows, pitch = tile_vecs(tile, num_rows) * kLanes, columns = p_.head_dim_v;
     const float* out = state.out + row0 * columns;
     for (int64_t r = 0; r < min_of(kTileRows, num_rows - row0); r += 4) {
+      for (int64_t i = 0; i < 4 && item.num_splits == 1; ++i) {
+        const int64_t row = min_of(item.row_begin + row0 + r + i + 4, item.row_end - 1);
+        const char* target = out_row(p_, request, kv_head, row);
+        for (int64_t byte = 0; byte < columns * bytes_of(p_.dtype); byte += 64) __builtin_prefetch(target + byte, 1);
+      }
       for (int64_t c = 0; c < columns; c += 4) {
         const void* from[4];
         void* to[4];
