@@ -350,6 +350,8 @@ def _rope(a: AppendArgs, device: torch.device) -> None:
     if cos is None or sin is None:
         if cos is not sin:
             _bad("rope", "both cos and sin", "one of them")
+        if a.rope_positions is not None:
+            _bad("rope.positions", "None without cos and sin", "a tensor")
         return
     for arg, table in (("rope.cos", cos), ("rope.sin", sin)):
         if table.dtype != _FP32:
