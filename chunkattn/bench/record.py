@@ -61,6 +61,13 @@ class Measured:
         return statistics.median(s.median_s for s in self.counted) if self.samples else float("nan")
 
     @property
+    def ceiling_seconds(self) -> float:
+        """For a limit: as `seconds`, but where no window was quiet the best one, because a limit is an upper bound."""
+        if any(s.quiet for s in self.samples):
+            return self.seconds
+        return min((s.median_s for s in self.samples), default=float("nan"))
+
+    @property
     def best(self) -> float:
         """The fastest call."""
         return min((s.best_s for s in self.samples), default=float("nan"))

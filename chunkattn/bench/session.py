@@ -166,7 +166,7 @@ def run_case(
     for limit in rates:
         entry = Measured(limit.name, limit.unit, "measured", samples=ceilings[limit.name].samples())
         cell.limits[limit.name] = entry
-        cell.rates[limit.name] = limit.amount / entry.seconds
+        cell.rates[limit.name] = limit.amount / entry.ceiling_seconds
     bound = work.floor(counts, flops_per_s=cell.rates["matmul"], bytes_per_s=cell.rates["paged_read"])
     cell.floor_s, cell.bound = bound.overlap_s, bound.bound
     for one in cell.providers:

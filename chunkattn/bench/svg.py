@@ -107,7 +107,7 @@ def heat_map(
             if value is None:
                 continue
             share = min(1.0, max(0.0, (value - low) / (high - low)))
-            fill = f"hsl({120 * share:.0f} 55% 72%)"
+            fill = f"hsl({120 * share:.0f}, 55%, 72%)"
             parts.append(
                 f'<rect x="{left + column * cell_width}" y="{row * cell_height + 4}" width="{cell_width - 2}" '
                 f'height="{cell_height - 2}" fill="{fill}"/>'
