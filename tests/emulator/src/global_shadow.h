@@ -34,9 +34,8 @@ class GlobalShadow {
   struct Word {
     u32 writer_cluster = 0, writer_tick = 0, reader_cluster = 0, reader_tick = 0;
     Agent writer = kNobody, reader = kNobody;
-    u8 written = 0, read_bytes = 0;
-    u8 defined = 0;
-    bool strong_write = false, strong_read = false, async_write = false;
+    u16 written : 4 = 0, read_bytes : 4 = 0, defined : 4 = 0;
+    u16 strong_write : 1 = 0, strong_read : 1 = 0, async_write : 1 = 0;
     int writer_pc = 0, reader_pc = 0;
   };
   static constexpr u32 kPageWords = 1024;
