@@ -5,13 +5,12 @@
     python benchmarks/slowed.py judge DIR
 
 `judge` compares each run with the next of its kind (none may be called slower) and each with a slowed one (all must).
-Every run is a process of its own, so that memory lies elsewhere each time.
+Every run makes its inputs anew, so that memory lies elsewhere each time.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -56,7 +55,7 @@ def slowed(share: float) -> SimpleNamespace:
 
 def one_run(path: Path, slow: float) -> None:
     """Measures the cases into a file."""
-    effort = Effort(rounds=7, max_rounds=14, seconds=0.12)
+    effort = Effort(rounds=7, max_rounds=10, seconds=0.08)
     settings = session.Settings(providers=("chunkattn", "torch-sdpa"), effort=effort, max_buffers=4)
     extra = {"chunkattn": slowed(slow)} if slow else None
     Record(cells=[session.run_case(case, settings, extra=extra) for case in CASES]).save(path)
@@ -88,22 +87,18 @@ def judge(folder: Path) -> int:
 def main() -> int:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "one", "judge"])
+    parser.add_argument("what", choices=["run", "judge"])
     parser.add_argument("path", type=Path)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--slow", type=float, default=0.0)
     given = parser.parse_args()
     if given.what == "judge":
         return judge(given.path)
-    if given.what == "one":
-        one_run(given.path, given.slow)
-        return 0
     given.path.mkdir(parents=True, exist_ok=True)
     kind = "slow" if given.slow else "plain"
     for _ in range(given.runs):
         number = len(list(given.path.glob(f"{kind}-*.json")))
-        target = given.path / f"{kind}-{number:03}.json"
-        subprocess.run([sys.executable, __file__, "one", str(target), "--slow", str(given.slow)], check=True)
+        one_run(given.path / f"{kind}-{number:03}.json", given.slow)
     return 0
 
 

@@ -74,7 +74,8 @@ def _reader(inputs: AttentionInputs) -> tuple[Callable[[], object], int]:
         row = next(r for r in (_ROW_BYTES, 1024, 512, 256, 128, 64, 32, 16, 8, 4) if page_bytes % r == 0)
         words = flat[: len(flat) // row * row].view(torch.float32).view(-1, row // 4)
         rows = (pages[:, None] * (page_bytes // row) + torch.arange(page_bytes // row, device=pool.device)).flatten()
-        step = max(1, len(rows) // (8 * max(1, torch.get_num_threads())))
+        sums = 8 * max(1, torch.get_num_threads()) if pool.device.type == "cpu" else 8192
+        step = max(1, len(rows) // sums)
         bags.append((rows, words, torch.arange(0, max(1, len(rows)), step, device=pool.device)))
         size += len(pages) * page_bytes
 
