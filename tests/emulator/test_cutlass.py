@@ -108,13 +108,11 @@ def test_tutorial(tutorial: Tutorial) -> None:
                 assert error == 0
 
 
-def test_race_in_the_wgmma_tutorial_is_real() -> None:
-    """Right numbers with copies that complete at once, wrong ones with copies as late as the rules allow."""
+def test_missing_barrier_of_the_wgmma_tutorial_is_found() -> None:
+    """The numbers are right, because a wgmma waits for its four warps; PTX promises no memory ordering for that."""
     tutorial = TUTORIALS[-1]
-    eager, _ = tutorial_gemm(tutorial, "TN", Options(async_mode="eager", check_races=False))
-    late, findings = tutorial_gemm(tutorial, "TN", Options())
-    assert eager == 0
-    assert late != 0
+    error, findings = tutorial_gemm(tutorial, "TN", Options())
+    assert error == 0
     assert any(finding.kind == "shared-race" and "wgmma_sm90.cu:" in finding.source for finding in findings)
 
 
