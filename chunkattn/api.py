@@ -93,9 +93,10 @@ def attention(
         >>> batch = chunkattn.Batch.from_lists(q_lens=[5, 1], kv_lens=[5, 20], pages=[[3], [6, 1]])
         >>> q, k, v = (torch.randn(6, heads, 64).bfloat16() for heads in (8, 2, 2))
         >>> _ = kv.k_cache.zero_(), kv.v_cache.zero_()  # the 19 earlier tokens of the second request
-        >>> chunkattn.append_kv(k, v, kv.k_cache, kv.v_cache, batch.block_table, batch.cu_seqlens_q, batch.seq_lens)
-        >>> chunkattn.attention(q, kv.k_cache, kv.v_cache, batch.block_table, batch.cu_seqlens_q,
-        batch.seq_lens).shape torch.Size([6, 8, 64])
+        >>> step = batch.block_table, batch.cu_seqlens_q, batch.seq_lens
+        >>> chunkattn.append_kv(k, v, kv.k_cache, kv.v_cache, *step)
+        >>> chunkattn.attention(q, kv.k_cache, kv.v_cache, *step).shape
+        torch.Size([6, 8, 64])
     """
     if not (isinstance(q, Tensor) and isinstance(k_cache, Tensor) and isinstance(v_cache, Tensor)):
         validate.tensors(q=q, k_cache=k_cache, v_cache=v_cache)
@@ -250,8 +251,9 @@ def merge_states(
     Example:
         >>> import torch, chunkattn
         >>> one, zero = torch.ones(1, 1, 8), torch.zeros(1, 1, 8)
-        >>> out, lse = chunkattn.merge_states(one, torch.full((1, 1), 8.0).log(), zero, torch.full((1, 1),
-        2.0).log()) >>> round(out[0, 0, 0].item(), 6), round(lse.exp().item(), 4)
+        >>> eight, two = torch.full((1, 1), 8.0), torch.full((1, 1), 2.0)
+        >>> out, lse = chunkattn.merge_states(one, eight.log(), zero, two.log())
+        >>> round(out[0, 0, 0].item(), 6), round(lse.exp().item(), 4)
         (0.8, 10.0)
     """
     validate.tensors(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
@@ -297,9 +299,8 @@ def plan(
     Example:
         >>> import torch, chunkattn
         >>> batch = chunkattn.Batch.from_lists([512, 1], [512, 2048], [[0], [1]])
-        >>> p = chunkattn.plan(batch.cu_seqlens_q, batch.seq_lens, num_q_heads=8, num_kv_heads=2, head_dim=64,
-        page_size=2048, ...                    dtype=torch.bfloat16)
-        >>> p.num_q_heads
+        >>> facts = dict(num_q_heads=8, num_kv_heads=2, head_dim=64, page_size=2048, dtype=torch.bfloat16)
+        >>> chunkattn.plan(batch.cu_seqlens_q, batch.seq_lens, **facts).num_q_heads
         8
     """
     validate.tensors(cu_seqlens_q=cu_seqlens_q, seq_lens=seq_lens)

@@ -1,0 +1,41 @@
+"""What the documentation shows runs: docstring examples, the README's Python, the examples."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("name", "examples"), [("chunkattn.api", 30), ("chunkattn.types", 3)])
+def test_docstring_examples(name, examples):
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.attempted >= examples
+    assert result.failed == 0
+
+
+def test_readme_python_runs_in_order():
+    blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert blocks
+    exec("\n".join(blocks), {"__name__": "readme"})
+
+
+def test_mixed_step_example():
+    output = subprocess.run(
+        [sys.executable, ROOT / "examples/mixed_step.py"], capture_output=True, text=True, check=True
+    ).stdout
+    assert output.count("new tokens over") == 2
+
+
+def test_ci_runs_the_readme_commands():
+    for marker in ("demo", "test"):
+        assert re.search(rf"^<!-- {marker} -->\n```bash\n", README, re.MULTILINE)
+        assert f"readme_command {marker}" in (ROOT / ".ci/run").read_text()
