@@ -161,7 +161,7 @@ def _make_slopes(case: AttentionCase, generator: torch.Generator) -> Tensor | No
     slopes = torch.exp2(-8.0 * torch.arange(1, case.num_q_heads + 1) / case.num_q_heads)
     if not case.causal:
         # Keys after the query get a positive bias; keep it where float32 still resolves the scores.
-        slopes = slopes * min(1.0, 16.0 / max(1, *case.kv_lens))
+        slopes = slopes * min(1.0, 16.0 / max(1, 1, *case.kv_lens))
     if case.alibi == "request":
         slopes = slopes * (0.5 + torch.rand(len(case.q_lens), 1, generator=generator))
     return slopes.to(torch.float32)

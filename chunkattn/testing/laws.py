@@ -125,6 +125,8 @@ def check_chunking(attend: Attend, inputs: AttentionInputs, chunk_sizes: Sequenc
     """
     whole = attend(inputs)
     q_lens = inputs.case.q_lens
+    if not any(q_lens):
+        return
     for size in chunk_sizes:
         pieces = [
             (request, first, min(first + size, q_len))
