@@ -18,6 +18,7 @@ SMALLEST = 0.05
 """Changes below this are never reported: two runs of one build differ by up to that much on a shared machine."""
 
 _TOO_NOISY = 0.10
+_FEWEST_QUIET = 2
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Change:
         drift: how much slower the references became, as a factor.
         change: after / before / drift - 1.
         noise: half-width within which a change means nothing.
-        verdict: "slower", "faster", "same" or "unclear" (the noise hides a tenth).
+        verdict: "slower", "faster", "same" or "unclear" (the noise hides a tenth, or hardly a window was quiet).
     """
 
     key: str
@@ -74,13 +75,19 @@ def _change(old: Cell, new: Cell, earlier: Measured, later: Measured) -> Change:
     change = after / before / drift - 1.0
     noise = 3.0 * math.hypot(_standard_error(earlier.samples), _standard_error(later.samples), drift_noise)
     limit = max(SMALLEST, noise)
-    if change > limit:
+    if min(_quiet(earlier), _quiet(later)) < _FEWEST_QUIET:
+        verdict = "unclear"
+    elif change > limit:
         verdict = "slower"
     elif change < -limit:
         verdict = "faster"
     else:
         verdict = "unclear" if noise > _TOO_NOISY else "same"
     return Change(new.key, later.provider, before, after, drift, change, limit, verdict)
+
+
+def _quiet(one: Measured) -> int:
+    return sum(sample.quiet for sample in one.samples)
 
 
 def typical(samples: list[Sample]) -> float:

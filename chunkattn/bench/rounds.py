@@ -26,6 +26,7 @@ class Contender:
         name: its key.
         calls: one prepared call an input set; calls rotate over them so that caches are cold.
         watch: what the calls must answer; None for limits, which have no answer.
+        renew: prepares the calls again, on inputs that have moved.
         windows: one a round.
         refused: set when a timed call gave a wrong answer; no more windows then.
     """
@@ -33,6 +34,7 @@ class Contender:
     name: str
     calls: Sequence[Callable[[], object]]
     watch: Watch | None = None
+    renew: Callable[[], Sequence[Callable[[], object]]] | None = None
     windows: list[Window] = field(default_factory=list)
     refused: str = ""
     _turn: int = 0
@@ -73,7 +75,15 @@ class Contender:
     def warm_up(self, device: torch.device) -> None:
         """Every call once, unrecorded."""
         self.measure(seconds=0.0, device=device, min_calls=len(self.calls) + 1)
-        self.windows.clear()
+        self.windows.pop()
+
+    def move(self, device: torch.device) -> None:
+        """Prepares the calls on the moved inputs and warms them up."""
+        if self.renew is not None:
+            self.calls = self.renew()
+            if self.watch is not None:
+                self.watch.forget()
+            self.warm_up(device)
 
     def samples(self) -> list[Sample]:
         """The windows as they go into the record."""
@@ -107,6 +117,7 @@ def interleave(
     *,
     device: torch.device,
     progress: Callable[[int, int], None] | None = None,
+    relocate: Callable[[], None] | None = None,
 ) -> None:
     """Gives every contender its windows.
 
@@ -115,12 +126,18 @@ def interleave(
         effort: how long.
         device: of the tensors.
         progress: called with (round, rounds) after each round.
+        relocate: moves the inputs to other memory, between rounds. Where pages happen to lie is worth up to a tenth
+            of a memory-bound call, and would else be the same for a whole run.
     """
     for contender in contenders:
         contender.warm_up(device)
     order = random.Random(0)
     for number in range(effort.max_rounds):
         running = [c for c in contenders if not c.refused]
+        if relocate is not None and number:
+            relocate()
+            for contender in running:
+                contender.move(device)
         order.shuffle(running)
         for contender in running:
             contender.measure(seconds=effort.seconds, device=device)

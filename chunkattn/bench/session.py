@@ -27,6 +27,10 @@ _ASLEEP = 0.6
 """A provider whose calling thread ran for less than this share of its time waited for something."""
 
 
+_MEMORY_BOUND_INTENSITY = 50
+"""FLOP per byte below which inputs move between rounds."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """How to run.
@@ -153,12 +157,14 @@ def run_case(
                 contenders[key] = contender
     rates = _limits(sets, case)
     ceilings = {limit.name: Contender(limit.name, limit.calls) for limit in rates}
+    ceilings["paged_read"].renew = lambda: limits.paged_read([step.inputs for step in steps]).calls
     cell.clocks_mhz.append(machine.clock_mhz(device))
     interleave(
         [*contenders.values(), *ceilings.values()],
         settings.effort,
         device=device,
         progress=lambda at, of: tell(f"round {at} of {of}", 0.3 + 0.65 * at / of),
+        relocate=(lambda: _move(steps)) if device.type == "cpu" and _streams(counts) else None,
     )
     cell.clocks_mhz.append(machine.clock_mhz(device))
     for name, contender in contenders.items():
@@ -173,6 +179,16 @@ def run_case(
         if one.samples and one.best < 0.8 * cell.floor_s:
             one.notes.append("faster than the machine's measured limits allow: believe the check, not the time")
     return cell
+
+
+def _streams(counts: work.Work) -> bool:
+    """Whether a case is about memory on any CPU."""
+    return counts.flops < _MEMORY_BOUND_INTENSITY * counts.bytes
+
+
+def _move(steps: list[Step]) -> None:
+    for step in steps:
+        step.move()
 
 
 def _input_sets(case: BenchCase, counts: work.Work, device: torch.device, most: int) -> list[AttentionInputs]:
@@ -215,12 +231,16 @@ def _admit(
     if reason is not None:
         entry.status, entry.reason = "unsupported", reason
         return None
+
+    def prepared(step: Step) -> Call:
+        call = module.prepare(step.inputs)
+        return captured(call) if graph else call
+
     calls: list[Call] = []
     watch = Watch(steps)
     try:
         for step in steps:
-            call = module.prepare(step.inputs)
-            calls.append(captured(call) if graph else call)
+            calls.append(prepared(step))
             watch.admit(step, calls[-1])
         entry.peak_bytes = peak_bytes(calls[0], steps[0].inputs.q.device)
     except gate.Refused as error:
@@ -230,7 +250,7 @@ def _admit(
         entry.status, entry.reason = "failed", f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
         return None
     entry.error = watch.error
-    return Contender(name, calls, watch)
+    return Contender(name, calls, watch, renew=lambda: [prepared(step) for step in steps])
 
 
 def _settle(entry: Measured | None, contender: Contender, device: torch.device) -> None:

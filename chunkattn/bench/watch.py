@@ -7,6 +7,7 @@ skipped while timed, or a buffer never written does not match.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import dataclass, field
 
@@ -52,6 +53,12 @@ class Step:
         end = min(tokens, begin + 1 + source.randrange(max(1, tokens // 4)))
         self.inputs.q[begin:end].neg_()
         self.flipped[begin:end] ^= True
+
+    def move(self) -> None:
+        """Copies the pools to other memory."""
+        self.inputs = dataclasses.replace(
+            self.inputs, k_cache=self.inputs.k_cache.clone(), v_cache=self.inputs.v_cache.clone()
+        )
 
     def restore(self) -> None:
         """Makes q what it was."""
@@ -99,6 +106,10 @@ class Watch:
     def after(self, index: int, out: Tensor) -> None:
         """Remembers where a call wrote."""
         self._last[index] = out
+
+    def forget(self) -> None:
+        """The calls were prepared anew and write elsewhere."""
+        self._last = [None] * len(self.steps)
 
     def check(self, index: int) -> None:
         """Compares the last answer for a step.

@@ -85,3 +85,11 @@ def test_typical_takes_quiet_windows_alone() -> None:
     samples = [Sample(1.0, 1.0, 1, True), Sample(1.0, 1.0, 1, True), Sample(0.1, 0.1, 1, False)]
     assert compare.typical(samples) == 1.0
     assert compare.typical([Sample(2.0, 2.0, 1, False)]) == 2.0
+
+
+def test_a_run_without_quiet_windows_is_unclear() -> None:
+    before, after = noisy_record(1), noisy_record(2, 3.0)
+    for sample in after.cells[0].providers[0].samples:
+        sample.quiet = False
+    (change,) = compare.compare(before, after)
+    assert change.verdict == "unclear"

@@ -8,8 +8,10 @@ import fakes
 import pytest
 
 from chunkattn.bench import session
+from chunkattn.bench.providers.base import Call
 from chunkattn.bench.record import Measured
 from chunkattn.bench.rounds import Effort
+from chunkattn.testing import AttentionInputs
 
 SETTINGS = session.Settings(providers=(), max_buffers=2, effort=Effort(rounds=2, max_rounds=2, seconds=0.03))
 
@@ -93,3 +95,22 @@ def test_a_provider_that_raises_does_not_end_the_run() -> None:
     entry = measure(make)
     assert entry.status == "failed"
     assert "no such kernel" in entry.reason
+
+
+def test_inputs_of_a_memory_bound_case_move_between_rounds() -> None:
+    """A provider prepared on the old pools would go on reading them; it is prepared again on the new ones."""
+    seen: list[int] = []
+
+    def make(inputs: AttentionInputs) -> Call:
+        seen.append(inputs.k_cache.data_ptr())
+        return fakes.honest(inputs)
+
+    decodes = fakes.SMALL.but(requests=((4, 1, 200),))
+    effort = Effort(rounds=3, max_rounds=3, seconds=0.01)
+    settings = session.Settings(providers=(), max_buffers=1, effort=effort)
+    cell = session.run_case(decodes, settings, extra={"fake": fakes.Fake("fake", make)})
+    entry = cell.provider("fake")
+    assert entry is not None
+    assert entry.status == "measured", entry.reason
+    assert len(seen) == 3
+    assert len(set(seen)) > 1
