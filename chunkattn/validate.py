@@ -117,6 +117,15 @@ def num_splits(value: int | None, invariant: bool) -> int:
     return value
 
 
+def _no_gradients(*named: tuple[str, Tensor | None]) -> None:
+    """The operators have no backward pass; a gradient that silently stops here would be worse than an error."""
+    if not torch.is_grad_enabled():
+        return
+    for arg, tensor in named:
+        if tensor is not None and tensor.requires_grad:
+            _bad(arg, "a tensor that needs no gradient (wrap the call in torch.no_grad())", "one that does")
+
+
 def _pools(k_cache: Tensor, v_cache: Tensor, dtype: torch.dtype) -> None:
     if k_cache.dim() != 4:
         _shape("k_cache", k_cache, "[N, P, Hkv, D]")
@@ -205,8 +214,7 @@ def attention(a: AttentionArgs) -> AttentionSpec:
     dtype, device = q.dtype, q.device
     if dtype not in DTYPES:
         _dtype("q", q, "bfloat16, float16 or float32")
-    if q.requires_grad and torch.is_grad_enabled():
-        _bad("q", "a tensor that needs no gradient (wrap the call in torch.no_grad())", "one that does")
+    _no_gradients(("q", q), ("k_cache", k_cache), ("v_cache", a.v_cache), ("out", out), ("lse", a.lse))
     _pools(k_cache, a.v_cache, dtype)
     _device("k_cache", k_cache, device)
     _device("v_cache", a.v_cache, device)
@@ -328,9 +336,7 @@ def append_kv(a: AppendArgs) -> AttentionSpec:
         if a.rope_cos is None:
             _bad("q", "None without rope, since q is only rotated", "a tensor")
     _rope(a, device)
-    for arg, value in (("k", k), ("v", v), ("q", a.q)):
-        if value is not None and value.requires_grad and torch.is_grad_enabled():
-            _bad(arg, "a tensor that needs no gradient (wrap the call in torch.no_grad())", "one that does")
+    _no_gradients(("k", k), ("v", v), ("k_cache", a.k_cache), ("v_cache", a.v_cache), ("q", a.q))
     num_q_heads = a.q.shape[1] if a.q is not None else k.shape[1]
     return AttentionSpec(
         device.type,
@@ -393,6 +399,7 @@ def merge_states(a: MergeArgs) -> AttentionSpec:
         _contiguous_last(arg, state)
     for arg, lse in (("lse_a", a.lse_a), ("lse_b", a.lse_b), ("lse", a.lse)):
         _fp32_vector(arg, lse, (tuple(out_a.shape[:2]),), out_a.device)
+    _no_gradients(("out_a", out_a), ("out_b", a.out_b), ("out", a.out), ("lse_a", a.lse_a), ("lse_b", a.lse_b))
     _, heads, dim = out_a.shape
     return AttentionSpec(out_a.device.type, out_a.dtype, out_a.dtype, heads, heads, dim, dim, 1)
 

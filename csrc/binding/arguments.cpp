@@ -194,7 +194,10 @@ AttentionCall read_attention(PyObject* args, Signature* signature) {
   call.num_splits = fields.integer();
   fields.text();  // backend: signed only
   static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
-  call.q_requires_grad = py::bool_(py::handle(PyTuple_GET_ITEM(args, 0)).attr(py::handle(requires_grad)));
+  for (const int field : {0, 1, 2, 6, 7}) {  // q, k_cache, v_cache, out, lse
+    const py::handle tensor(PyTuple_GET_ITEM(args, field));
+    call.requires_grad = call.requires_grad || (!tensor.is_none() && py::bool_(tensor.attr(py::handle(requires_grad))));
+  }
   return call;
 }
 

@@ -14,7 +14,7 @@ struct AttentionCall {
   int64_t plan_words = 0;
   void* workspace = nullptr;      // may be nullptr
   int64_t workspace_bytes = 0;
-  bool q_requires_grad = false;
+  bool requires_grad = false;  // some tensor that validation looks at
 };
 
 struct PlanCall {

@@ -38,7 +38,7 @@ bool attention_call(const py::object& args, int num_threads, bool validated) {
     return false;  // validation says better what is wrong
   }
   // Whether a gradient is wanted depends on more than the arguments: such calls are validated every time.
-  if (!validated && (call.q_requires_grad || !known.contains(signature))) return false;
+  if (!validated && (call.requires_grad || !known.contains(signature))) return false;
   if (validated) known.insert(signature);
   if (call.plan && call.plan_words != plan_words(call.params.batch.num_requests))
     refuse("plan: expected " + std::to_string(plan_words(call.params.batch.num_requests)) + " words for " +
@@ -107,47 +107,68 @@ PageShape page_shape(const Tensor& cache, int64_t count) {
   shape.num_dims = cache.num_dims;
   std::copy(cache.size, cache.size + kMaxPageDims, shape.size);
   shape.element_size = cache.element_size;
-  if (!cache.element_size) throw py::type_error("cache: expected a dtype that a KV cache can have, got another");
   return shape;
+}
+
+Tensor read_pool(const py::object& object) {
+  const Tensor cache = read_tensor("cache", object.ptr(), -1);
+  if (cache.num_dims < 1) refuse("cache: expected at least one dimension, got none");
+  if (!cache.element_size) throw py::type_error("cache: expected a dtype that a KV cache can have, got another");
+  return cache;
+}
+
+Tensor read_page_ids(const char* arg, const py::object& object) {
+  const Tensor ids = read_tensor(arg, object.ptr(), 1);
+  if (ids.type != ElementType::kInt32 && ids.type != ElementType::kInt64)
+    throw py::type_error(std::string(arg) + ": expected torch.int32 or torch.int64, got another dtype");
+  return ids;
+}
+
+// A dense block of `count` pages of the pool.
+Tensor read_block(const char* arg, const py::object& object, const Tensor& cache, int64_t count) {
+  const Tensor block = read_tensor(arg, object.ptr(), cache.num_dims);
+  if (block.element_size != cache.element_size || block.size[0] != count ||
+      !std::equal(cache.size + 1, cache.size + cache.num_dims, block.size + 1))
+    refuse(std::string(arg) + ": expected " + std::to_string(count) + " pages of the cache's shape and dtype, got others");
+  return block;
 }
 
 void copy_pages_call(const py::object& cache_arg, const py::object& source_arg, const py::object& target_arg,
                      int num_threads) {
-  const Tensor cache = read_tensor("cache", cache_arg.ptr(), -1);
-  const Tensor source_pages = read_tensor("source", source_arg.ptr(), 1);
-  const Tensor target_pages = read_tensor("target", target_arg.ptr(), 1);
+  const Tensor cache = read_pool(cache_arg);
+  const Tensor source_pages = read_page_ids("source", source_arg), target_pages = read_page_ids("target", target_arg);
   const int64_t count = source_pages.size[0];
+  if (target_pages.size[0] != count)
+    refuse("target: expected " + std::to_string(count) + " pages, as many as source, got " +
+           std::to_string(target_pages.size[0]));
   const PageBlock source = page_block(cache, source_pages), target = page_block(cache, target_pages);
   check_page_ids("source", source, count, cache.size[0], false);
   check_page_ids("target", target, count, cache.size[0], true);
   check_disjoint("target", target, source, count);
-  const PageShape shape = page_shape(cache, count);
   const py::gil_scoped_release released;
-  copy_pages(shape, source, target, num_threads);
+  copy_pages(page_shape(cache, count), source, target, num_threads);
 }
 
 void gather_pages_call(const py::object& cache_arg, const py::object& pages_arg, const py::object& out_arg,
                        int num_threads) {
-  const Tensor cache = read_tensor("cache", cache_arg.ptr(), -1);
-  const Tensor pages = read_tensor("pages", pages_arg.ptr(), 1);
-  const Tensor out = read_tensor("out", out_arg.ptr(), cache.num_dims);
-  const PageBlock source = page_block(cache, pages), target = page_block(out, Tensor{});
-  check_page_ids("pages", source, pages.size[0], cache.size[0], false);
-  const PageShape shape = page_shape(cache, pages.size[0]);
+  const Tensor cache = read_pool(cache_arg), pages = read_page_ids("pages", pages_arg);
+  const int64_t count = pages.size[0];
+  const PageBlock source = page_block(cache, pages);
+  const PageBlock target = page_block(read_block("out", out_arg, cache, count), Tensor{});
+  check_page_ids("pages", source, count, cache.size[0], false);
   const py::gil_scoped_release released;
-  copy_pages(shape, source, target, num_threads);
+  copy_pages(page_shape(cache, count), source, target, num_threads);
 }
 
 void scatter_pages_call(const py::object& block_arg, const py::object& cache_arg, const py::object& pages_arg,
                         int num_threads) {
-  const Tensor cache = read_tensor("cache", cache_arg.ptr(), -1);
-  const Tensor pages = read_tensor("pages", pages_arg.ptr(), 1);
-  const Tensor block = read_tensor("block", block_arg.ptr(), cache.num_dims);
-  const PageBlock source = page_block(block, Tensor{}), target = page_block(cache, pages);
-  check_page_ids("pages", target, pages.size[0], cache.size[0], true);
-  const PageShape shape = page_shape(cache, pages.size[0]);
+  const Tensor cache = read_pool(cache_arg), pages = read_page_ids("pages", pages_arg);
+  const int64_t count = pages.size[0];
+  const PageBlock source = page_block(read_block("block", block_arg, cache, count), Tensor{});
+  const PageBlock target = page_block(cache, pages);
+  check_page_ids("pages", target, count, cache.size[0], true);
   const py::gil_scoped_release released;
-  copy_pages(shape, source, target, num_threads);
+  copy_pages(page_shape(cache, count), source, target, num_threads);
 }
 
 }  // namespace
