@@ -120,7 +120,7 @@ def check_chunking(attend: Attend, inputs: AttentionInputs, chunk_sizes: Sequenc
 
     Args:
         attend: the operator.
-        inputs: one or more requests, in invariant mode.
+        inputs: one or more causal requests, in invariant mode.
         chunk_sizes: tokens a chunk; the whole prompt is what they are compared with.
     """
     whole = attend(inputs)
