@@ -14,10 +14,10 @@
 namespace chunkattn {
 namespace CHUNKATTN_ISA {
 
-// Byte offsets of a block's keys in both pools.
+// Where a block's keys lie in both pools: bytes, and elements of the scales per token.
 struct DecodeBlock {
   int64_t begin, count;
-  int64_t *keys, *values;  // [kDecodeKeys]
+  int64_t *keys, *values, *key_scales, *value_scales;  // [kDecodeKeys]
 };
 
 template <class Compute>
@@ -46,6 +46,8 @@ class DecodeItem {
     for (DecodeBlock& block : blocks_) {
       block.keys = scratch.take<int64_t>(kDecodeKeys);
       block.values = scratch.take<int64_t>(kDecodeKeys);
+      block.key_scales = scratch.take<int64_t>(kDecodeKeys);
+      block.value_scales = scratch.take<int64_t>(kDecodeKeys);
     }
     pointers_ = scratch.take<const char*>(kDecodePitch);
   }
@@ -70,7 +72,7 @@ class DecodeItem {
       prefetch_translations(p_.k, next.keys, next.count, item.kv_head_begin, key_address.bytes);
       prefetch_translations(p_.v, next.values, next.count, item.kv_head_begin, value_address.bytes);
       touch(block, item, key_address.bytes, value_address.bytes);
-      for (int64_t h = 0; h < heads; ++h) meet(request, item, key_address, value_address, block, h, num_rows);
+      for (int64_t h = 0; h < heads; ++h) meet(request, item, block, h, num_rows);
     }
     const bool rows_differ = num_rows > request.group || p_.tree_mask != nullptr;
     if (rows_differ && !all_finite(heads * num_rows)) return false;
@@ -92,9 +94,8 @@ class DecodeItem {
         const int64_t token = request.first_token + row / request.group;
         const int64_t q_head = head * request.group + row % request.group;
         uint32_t* target = q_ + state * q_pitch_;
-        convert(static_cast<const char*>(p_.q) +
-                    (token * p_.q_stride_token + q_head * p_.q_stride_head) * bytes_of(p_.dtype),
-                target, p_.head_dim);
+        const int64_t offset = (token * p_.q_stride_token + q_head * p_.q_stride_head) * bytes_of(p_.dtype);
+        convert(static_cast<const char*>(p_.q), &offset, 1, target, p_.head_dim);
         for (int64_t u = units_; u < q_pitch_; ++u) target[u] = 0;
         max_[state] = -kInfinity;
         sum_[state] = 0.0f;
@@ -108,6 +109,16 @@ class DecodeItem {
     block.count = max_of(min_of(end - begin, kDecodeKeys), 0);
     keys.offsets(begin, begin + block.count, block.keys);
     values.offsets(begin, begin + block.count, block.values);
+    if (scales_keys()) keys.scale_offsets(begin, begin + block.count, block.key_scales);
+    if (scales_values()) values.scale_offsets(begin, begin + block.count, block.value_scales);
+  }
+
+  bool scales_keys() const { return p_.k.scale.mode == ScaleMode::kPerTokenHead; }
+  bool scales_values() const { return p_.v.scale.mode == ScaleMode::kPerTokenHead; }
+
+  static void touch_scales(const KvScale& scale, const int64_t* offsets, int64_t count, const WorkItem& item) {
+    for (int64_t i = 0; i < count; ++i)
+      static_cast<void>(*(volatile const float*)(scale.data + offsets[i] + item.kv_head_begin * scale.stride_head));
   }
 
   // Brings a block of all heads into L2.
@@ -117,6 +128,8 @@ class DecodeItem {
         touch_row(p_.k, block.keys[i], head, key_bytes, p_.head_dim);
         touch_row(p_.v, block.values[i], head, value_bytes, p_.head_dim_v);
       }
+    touch_scales(p_.k.scale, block.key_scales, scales_keys() ? block.count : 0, item);
+    touch_scales(p_.v.scale, block.value_scales, scales_values() ? block.count : 0, item);
   }
 
   // Rows of a block for one head, in place or converted; behind them copies of the last pointer as padding.
@@ -127,28 +140,24 @@ class DecodeItem {
       for (int64_t i = 0; i < count; ++i) pointers_[i] = base + offsets[i];
     } else {
       const RowConverter convert = row_converter<Compute>(pool.dtype);
-      for (int64_t i = 0; i < count; ++i) {
-        convert(base + offsets[i], converted_ + i * units, dim);
-        pointers_[i] = reinterpret_cast<const char*>(converted_ + i * units);
-      }
+      convert(base, offsets, count, converted_, dim);
+      for (int64_t i = 0; i < count; ++i) pointers_[i] = reinterpret_cast<const char*>(converted_ + i * units);
     }
     const char* beyond = keys ? pointers_[count - 1] : reinterpret_cast<const char*>(zeros_);
     for (int64_t i = count; i < round_up_to(count, kLanes); ++i) pointers_[i] = beyond;
   }
 
-  void meet(const Request& request, const WorkItem& item, const KeyAddress& key_address, const KeyAddress& value_address,
-            const DecodeBlock& block, int64_t h, int64_t num_rows) {
+  void meet(const Request& request, const WorkItem& item, const DecodeBlock& block, int64_t h, int64_t num_rows) {
     const int64_t kv_head = item.kv_head_begin + h;
     const ScoreRule rule(p_, kv_head);
     point(p_.k, block.keys, block.count, kv_head, p_.head_dim, true);
     const uint32_t* q = q_ + h * num_rows * q_pitch_;
     decode_scores_of<Compute>(num_rows, q, q_pitch_, units_, pointers_, block.count, scores_);
-    if (rule.has_key_scales) load_scales(key_address, block, kv_head, key_scale_);
-    const bool value_scales = p_.v.scale.mode == ScaleMode::kPerTokenHead;
-    if (value_scales) load_scales(value_address, block, kv_head, value_scale_);
+    if (scales_keys()) load_scales(p_.k.scale, block.key_scales, block.count, kv_head, key_scale_);
+    if (scales_values()) load_scales(p_.v.scale, block.value_scales, block.count, kv_head, value_scale_);
     float rescale[kMaxDecodeRows];
     for (int64_t r = 0; r < num_rows; ++r)
-      rescale[r] = weigh_row(request, item, rule, block, kv_head, h * num_rows + r, r, value_scales);
+      rescale[r] = weigh_row(request, item, rule, block, kv_head, h * num_rows + r, r);
     point(p_.v, block.values, block.count, kv_head, p_.head_dim_v, false);
     decode_values_of<Compute>(num_rows, scores_, pointers_, block.count, value_units_, rescale,
                               out_ + h * num_rows * out_pitch_, out_pitch_);
@@ -159,14 +168,14 @@ class DecodeItem {
     }
   }
 
-  void load_scales(const KeyAddress& address, const DecodeBlock& block, int64_t kv_head, float* target) {
-    address.scales(block.begin, block.begin + block.count, kv_head, target);
-    for (int64_t i = block.count; i < kDecodePitch; ++i) target[i] = 1.0f;
+  void load_scales(const KvScale& scale, const int64_t* offsets, int64_t count, int64_t kv_head, float* target) {
+    for (int64_t i = 0; i < count; ++i) target[i] = scale.data[offsets[i] + kv_head * scale.stride_head];
+    for (int64_t i = count; i < kDecodePitch; ++i) target[i] = 1.0f;
   }
 
   // Scores of one row of the block into weights, in place; returns the factor for the older sums of values.
   float weigh_row(const Request& request, const WorkItem& item, const ScoreRule& rule, const DecodeBlock& block,
-                  int64_t kv_head, int64_t state, int64_t r, bool value_scales) {
+                  int64_t kv_head, int64_t state, int64_t r) {
     float* scores = scores_ + r * kDecodePitch;
     const int64_t row = item.row_begin + r, token = row / request.group;
     const int64_t position = request.first_new_key() + token;
@@ -206,7 +215,7 @@ class DecodeItem {
       Vf a = exp2_of<Compute::kExp2Degree>(madd(load(scores + i), splat(factor), minus));
       Vf b = exp2_of<Compute::kExp2Degree>(madd(load(scores + i + kLanes), splat(factor), minus));
       total = add(total, add(a, b));
-      if (value_scales) {
+      if (scales_values()) {
         a = mul(a, load(value_scale_ + i));
         b = mul(b, load(value_scale_ + i + kLanes));
       }

@@ -185,11 +185,20 @@ struct ComputeBF16 {
   template <DType kDType>
   CHUNKATTN_INLINE void row_from(const void* source, uint32_t* target, int64_t n) {
     const char* p = static_cast<const char*>(source);
-    for (int64_t i = 0; i < n; i += 32) {
-      const int64_t rest = n - i;
-      const __mmask32 live = rest >= 32 ? ~0u : (1u << rest) - 1;
-      _mm512_mask_storeu_epi16(reinterpret_cast<uint16_t*>(target) + i, live, load32<kDType>(p + i * bytes_of(kDType), live));
+    uint16_t* out = reinterpret_cast<uint16_t*>(target);
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+      if constexpr (kDType == DType::kBF16)
+        _mm512_storeu_si512(out + i, _mm512_loadu_si512(p + i * 2));
+      else
+        _mm512_storeu_si512(out + i, widen<kDType>(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i))));
     }
+    if (i == n) return;
+    const __mmask32 live = (1u << (n - i)) - 1;
+    if constexpr (kDType == DType::kBF16)
+      _mm512_mask_storeu_epi16(out + i, live, _mm512_maskz_loadu_epi16(live, p + i * 2));
+    else
+      _mm512_mask_storeu_epi16(out + i, live, widen<kDType>(_mm256_maskz_loadu_epi8(live, p + i)));
   }
   // Units of two keys from the weights of either, rows in the lanes.
   CHUNKATTN_INLINE Vf pair(Vf even, Vf odd) {
@@ -236,31 +245,33 @@ struct ComputeBF16 {
   }
 
  private:
+  // 32 stored bytes as bf16, exact.
   template <DType kDType>
-  CHUNKATTN_INLINE __m512i load32(const void* p, __mmask32 live) {
-    if constexpr (kDType == DType::kBF16) return _mm512_maskz_loadu_epi16(live, p);
-    const __m256i bytes = _mm256_maskz_loadu_epi8(live, p);
+  CHUNKATTN_INLINE __m512i widen(__m256i bytes) {
     if constexpr (kDType == DType::kI8)
-      return pack(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes))),
-                  _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1))));
-    if constexpr (kDType == DType::kE5M2) {
-      const __m512i half = _mm512_slli_epi16(_mm512_cvtepu8_epi16(bytes), 8);
-      return pack(_mm512_cvtph_ps(_mm512_castsi512_si256(half)), _mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1)));
-    }
-    if constexpr (kDType == DType::kE4M3) {
-      // As in load8.
-      const __m512i half = _mm512_and_si512(_mm512_slli_epi16(_mm512_cvtepi8_epi16(bytes), 7),
-                                            _mm512_set1_epi16(static_cast<int16_t>(0xbfff)));
-      const __m512i magnitude = _mm512_set1_epi16(0x3f80);
-      const __mmask32 nan = _mm512_cmpeq_epi16_mask(_mm512_and_si512(half, magnitude), magnitude);
-      const __m512i fixed = _mm512_mask_blend_epi16(nan, half, _mm512_set1_epi16(0x7e00));
-      const Vf up = splat(256.0f);
-      return pack(mul(_mm512_cvtph_ps(_mm512_castsi512_si256(fixed)), up),
-                  mul(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(fixed, 1)), up));
-    }
-  }
-  CHUNKATTN_INLINE __m512i pack(__m512 low, __m512 high) {
-    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+      return reinterpret_cast<__m512i>(
+          _mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1))),
+                              _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)))));
+    // bf16 has 7 bits of mantissa below an exponent with bias 127: normal numbers are moved up and rebiased. The others
+    // (zero, subnormal, infinity, NaN) come from a table by their low 5 bits, which tell them apart.
+    constexpr bool kIsE4M3 = kDType == DType::kE4M3;
+    constexpr int kMantissa = kIsE4M3 ? 3 : 2, kUp = 7 - kMantissa, kBias = kIsE4M3 ? 7 : 15;
+    constexpr int kFirstNormal = 1 << 7;  // magnitudes after the move
+    constexpr int kLastNormal = (kIsE4M3 ? 0x7e : 0x7b) << kUp;
+    const __m512i x = _mm512_cvtepu8_epi16(bytes);
+    const __m512i magnitude = _mm512_and_si512(_mm512_slli_epi16(x, kUp), _mm512_set1_epi16(0x7f << kUp));
+    const __m512i above = _mm512_sub_epi16(magnitude, _mm512_set1_epi16(kFirstNormal));  // wraps below
+    const __m512i normal = _mm512_add_epi16(above, _mm512_set1_epi16(kFirstNormal + ((127 - kBias) << 7)));
+    const __mmask32 special = _mm512_cmpgt_epu16_mask(above, _mm512_set1_epi16(kLastNormal - kFirstNormal));
+    // Subnormals of e4m3 are multiples of 2^-9, of e5m2 of 2^-16;
+    const __m512i table =
+        kIsE4M3 ? _mm512_set_epi16(0x7fc0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x3c60,
+                                   0x3c40, 0x3c20, 0x3c00, 0x3bc0, 0x3b80, 0x3b00, 0)
+                : _mm512_set_epi16(0x7fc0, 0x7fc0, 0x7fc0, 0x7f80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                   0, 0, 0, 0, 0x3840, 0x3800, 0x3780, 0);
+    const __m512i value = _mm512_mask_permutexvar_epi16(normal, special, x, table);
+    const __m512i sign = _mm512_slli_epi16(x, 8);
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi16(INT16_MIN), sign, value, 0xea);  // (top & sign) | value
   }
 };
 
@@ -273,24 +284,29 @@ CHUNKATTN_INLINE bool wants_low_weights(const AttentionParams& p) {
   return Compute::kPerUnit == 2 && (p.head_dim_v < 64 || p.v.scale.mode == ScaleMode::kPerTokenHead);
 }
 
-using RowConverter = void (*)(const void* source, uint32_t* target, int64_t n);
+// Converts `count` rows of n elements, at base + offsets[i] bytes, into rows of units one behind the other. Many rows a
+// call, so that the constants of a conversion are loaded once.
+using RowConverter = void (*)(const char* base, const int64_t* offsets, int64_t count, uint32_t* target, int64_t n);
 
 template <class Compute, DType kDType>
-static void convert_row(const void* source, uint32_t* target, int64_t n) {
-  Compute::template row_from<kDType>(source, target, n);
+static void convert_rows(const char* base, const int64_t* offsets, int64_t count, uint32_t* target, int64_t n) {
+  for (int64_t i = 0; i < count; ++i)
+    Compute::template row_from<kDType>(base + offsets[i], target + i * (n / Compute::kPerUnit), n);
 }
+
+constexpr int64_t kNoOffset = 0;
 
 // nullptr where the compute type cannot hold the dtype exactly; the dispatch never asks for those.
 template <class Compute>
 static RowConverter row_converter(DType dtype) {
   if constexpr (Compute::kPerUnit == 1) {
-    if (dtype == DType::kF32) return convert_row<Compute, DType::kF32>;
-    if (dtype == DType::kF16) return convert_row<Compute, DType::kF16>;
+    if (dtype == DType::kF32) return convert_rows<Compute, DType::kF32>;
+    if (dtype == DType::kF16) return convert_rows<Compute, DType::kF16>;
   }
-  if (dtype == DType::kBF16) return convert_row<Compute, DType::kBF16>;
-  if (dtype == DType::kE4M3) return convert_row<Compute, DType::kE4M3>;
-  if (dtype == DType::kE5M2) return convert_row<Compute, DType::kE5M2>;
-  if (dtype == DType::kI8) return convert_row<Compute, DType::kI8>;
+  if (dtype == DType::kBF16) return convert_rows<Compute, DType::kBF16>;
+  if (dtype == DType::kE4M3) return convert_rows<Compute, DType::kE4M3>;
+  if (dtype == DType::kE5M2) return convert_rows<Compute, DType::kE5M2>;
+  if (dtype == DType::kI8) return convert_rows<Compute, DType::kI8>;
   return nullptr;
 }
 

@@ -117,7 +117,7 @@ class PrefillItem {
           const char* ahead = query(request, item, kv_head, t * kTileRows + r + i + 16);
           for (int64_t byte = 0; byte < p_.head_dim * bytes_of(p_.dtype); byte += 64) __builtin_prefetch(ahead + byte);
           uint32_t* converted = reinterpret_cast<uint32_t*>(row_) + i * units_;
-          if (p_.dtype != Compute::kNative) convert(source, converted, p_.head_dim);
+          if (p_.dtype != Compute::kNative) convert(source, &kNoOffset, 1, converted, p_.head_dim);
           sources[i] = p_.dtype != Compute::kNative ? static_cast<const void*>(converted) : source;
         }
         for (int64_t u = 0; u < units_; u += 4) {

@@ -83,6 +83,16 @@ struct KeyAddress {
     }
   }
 
+  // Where their scales for head 0 lie, in elements.
+  void scale_offsets(int64_t begin, int64_t end, int64_t* target) const {
+    const KvScale& scale = pool->scale;
+    for (int64_t key = begin; key < end;) {
+      const int64_t slot = key % page_size, stop = min_of(end, key - slot + page_size);
+      int64_t offset = page_of(key) * scale.stride_page + slot * scale.stride_slot;
+      for (; key < stop; ++key, offset += scale.stride_slot) *target++ = offset;
+    }
+  }
+
   // Scales per token and head of keys [begin, end).
   void scales(int64_t begin, int64_t end, int64_t head, float* target) const {
     const KvScale& scale = pool->scale;

@@ -33,7 +33,7 @@ struct Stage {
     address.offsets(block.begin, block.end, offsets);
     const char* base = static_cast<const char*>(p.k.data) + kv_head * p.k.stride_head * address.bytes;
     zero_rows(first_tile_key(block), first, units);
-    for (int64_t i = first; i < last; ++i) convert(base + offsets[i - first], keys + i * units, p.head_dim);
+    convert(base, offsets, last - first, keys + first * units, p.head_dim);
     zero_rows(last, last_tile_key(block), units);
     if (p.k.scale.mode == ScaleMode::kPerTokenHead) load_scales(address, block, kv_head, key_scale);
   }
@@ -48,7 +48,7 @@ struct Stage {
         uint32_t* row = rows + i * row_units;
         const int64_t position = block.block_begin + key + i;
         if (position >= block.begin && position < block.end)
-          convert(base + offsets[position - block.begin], row, p.head_dim_v);
+          convert(base, offsets + (position - block.begin), 1, row, p.head_dim_v);
         else
           memset(row, 0, row_units * 4);
       }
