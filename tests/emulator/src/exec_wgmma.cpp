@@ -2,6 +2,8 @@
 //
 // A wgmma is checked when it is issued and computed as late as the program allows, at the wait_group that
 // covers it: touching its registers or its tiles too early gives wrong numbers as well as a report.
+#include <algorithm>
+
 #include "handlers.h"
 #include "matrix_formats.h"
 #include "memory.h"
@@ -68,26 +70,67 @@ const u8* chunk_bytes(Warp& warp, const Instruction& inst, u32 address) {
   return &cta.shared[offset];
 }
 
-/// Books the reads of a tile in the async proxy; undefined rows or columns go to `undefined`.
+/// The place for who wrote a tile, by operation.
+TileWriters& tile_writers(Warp& warp, const Instruction& inst, u64 descriptor) {
+  auto& table = warp.cta->tile_writers;
+  if (table.empty()) table.resize(kTileWriters);
+  const u64 hash = (descriptor * 0x9e3779b97f4a7c15ull) ^ (reinterpret_cast<u64>(&inst) >> 4) ^ (warp.wgmma_group * 97ull) ^
+                   (u64(warp.id) >> 2);
+  return table[(hash ^ (hash >> 32)) % kTileWriters];
+}
+
+/// Adds the last write of a word; false if there are too many different ones.
+bool add_writer(TileWriters& into, Agent writer, u32 tick) {
+  if (into.count && into.writes[into.count - 1].writer == writer && into.writes[into.count - 1].tick >= tick) return true;
+  for (int k = 0; k < into.count; k++)
+    if (into.writes[k].writer == writer) {
+      into.writes[k].tick = std::max(into.writes[k].tick, tick);
+      return true;
+    }
+  if (into.count == int(std::size(into.writes))) return false;
+  into.writes[into.count++] = {writer, tick};
+  return true;
+}
+
+/// Books the reads of a tile in the async proxy; undefined rows or columns go to `undefined`. The operation is one of
+/// the warpgroup: its first warp records it, and every warp must be ordered after whoever wrote the tile.
 void check_tile(Warp& warp, const Instruction& inst, u64 bits, bool mn_major, int begin, int end, int elements,
                 u64* undefined) {
   const MatrixDescriptor descriptor(bits);
   if (descriptor.base_offset) fail(warp, inst, "unsupported", "wgmma descriptor with a base offset");
   Cta& cta = *warp.cta;
-  // The operation is one of the warpgroup: it is recorded once, and checked against what each warp has seen.
   const Warp& leader = warpgroup(warp)[0];
   const bool record = leader.id == warp.id;
   const Accessor who{leader.engine(AgentKind::Wgmma), warp.wgmma_group + 1, &warp.view, true};
   const bool races = cta.launch->options.check_races;
+  TileWriters& known = tile_writers(warp, inst, bits);
+  if (races && !record && known.instruction == &inst && known.descriptor == bits && known.group == warp.wgmma_group &&
+      known.warpgroup == leader.id) {
+    bool ordered = true;
+    for (int k = 0; k < known.count; k++) ordered &= cta.shadow.is_ordered(who, known.writes[k].writer, known.writes[k].tick);
+    if (ordered) return;
+  }
   u64* reads = races && record ? cta.shadow.row(who.agent) : nullptr;
   const u64 stamp = SharedShadow::stamp(pc_of(warp, inst), who.tick);
+  TileWriters found;
+  bool simple = races;
   for_each_chunk(descriptor, mn_major, begin, end, elements, [&](u32 address, int mn, int) {
     chunk_bytes(warp, inst, address);
-    const u32 offset = address - kSharedBase;
-    if (races && cta.shadow.read_quad(who, offset / 4, reads, stamp)) return;
+    const u32 offset = address - kSharedBase, word = offset / 4;
+    if (races && cta.shadow.read_quad(who, word, reads, stamp)) {
+      simple = simple && add_writer(found, cta.shadow.writer(word), cta.shadow.write_tick(word));
+      return;
+    }
+    simple = false;
     if (cta.shadow.read(cta, warp, inst, who, offset, 16, record)) return;
     for (int k = mn; k < mn + (mn_major ? 8 : 1); k++) undefined[k / 64] |= 1ull << (k % 64);
   });
+  if (!simple) return;
+  found.instruction = &inst;
+  found.descriptor = bits;
+  found.group = warp.wgmma_group;
+  found.warpgroup = leader.id;
+  known = found;
 }
 
 void load_tile(Warp& warp, const Instruction& inst, u64 bits, MatrixType type, bool mn_major, int begin, int end,

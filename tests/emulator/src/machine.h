@@ -78,6 +78,20 @@ struct WgmmaTile {
   std::vector<float> values;
 };
 
+/// Who wrote the tile that a wgmma reads: the other warps of the warpgroup only compare this with what they have seen.
+struct TileWriters {
+  const Instruction* instruction = nullptr;
+  u64 descriptor = 0;
+  u32 group = 0;
+  int warpgroup = 0;
+  int count = 0;
+  struct Write {
+    Agent writer;
+    u32 tick;
+  } writes[12];
+};
+constexpr int kTileWriters = 128;  // a table by hash
+
 struct Cta;
 struct Warp;
 
@@ -171,6 +185,7 @@ struct Cta {
   SharedShadow shadow;
   u64 shared_version = 0;  // changes with every write, for wgmma_tile
   WgmmaTile wgmma_tile;
+  std::vector<TileWriters> tile_writers;
   std::map<u32, MBarrier> mbarriers;  // by shared offset
   u32 barriers_begin = ~0u, barriers_end = 0;  // the range of shared memory that holds them
   NamedBarrier barriers[kNamedBarriers];

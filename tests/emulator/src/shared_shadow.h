@@ -31,6 +31,15 @@ class SharedShadow {
   /// How a read of all four bytes of a word is remembered.
   static u64 stamp(int pc, u32 tick) { return u64(pc) << 32 | u64(tick) << 4 | 15; }
 
+  Agent writer(u32 word) const { return words_[word].writer; }
+  u32 write_tick(u32 word) const { return words_[word].tick; }
+  /// Whether a write is ordered before an accessor, and across a proxy fence where that is needed.
+  bool is_ordered(const Accessor& who, Agent writer, u32 tick) const {
+    if (writer == kNobody || writer == who.agent) return true;
+    if (tick > who.view->seen.get(writer)) return false;
+    return !who.async_proxy || writer >= cluster_warps_ * int(AgentKind::Wgmma) || tick <= who.view->fenced.get(writer);
+  }
+
   /// Reads four words, where all is well and simple: false if read() has to look at them one by one. Without
   /// `reads` the read is only checked, not recorded.
   bool read_quad(const Accessor& who, u32 word, u64* reads, u64 stamp) const {
@@ -40,12 +49,7 @@ class SharedShadow {
     if ((bits[0] ^ bits[1]) | (bits[0] ^ bits[2]) | (bits[0] ^ bits[3])) return false;
     const Word& shadow = words_[word];
     if (shadow.defined != 15) return false;
-    if (shadow.writer != kNobody && shadow.writer != who.agent) {
-      if (shadow.tick > who.view->seen.get(shadow.writer)) return false;
-      if (who.async_proxy && shadow.tick > who.view->fenced.get(shadow.writer) &&
-          shadow.writer < cluster_warps_ * int(AgentKind::Wgmma))
-        return false;
-    }
+    if (!is_ordered(who, shadow.writer, shadow.tick)) return false;
     if (!reads) return true;
     u64* mine = reads + word;
     if ((mine[0] ^ mine[1]) | (mine[0] ^ mine[2]) | (mine[0] ^ mine[3])) return false;
