@@ -41,17 +41,26 @@ def test_d25_splits_of_a_ragged_mix(options, attend_with):
             assert_state_close((out, lse), expected)
 
 
-def test_d26_the_workspace_is_exactly_as_large_as_reported(attend_with, workspace_size):
-    case = AttentionCase(
-        "d26", (16, 1, 3), (2048, 3000, 700), num_q_heads=16, num_kv_heads=4, head_dim=128, num_splits=4
-    )
-    inputs = build(case)
-    size, guard = workspace_size(inputs), 4096
+def check_guarded_workspace(case, attend_with, size):
+    inputs, guard = build(case), 4096
     buffer = torch.full((size + 2 * guard,), 0xA5, dtype=torch.uint8)
     state = attend_with(inputs, workspace=buffer[guard : guard + size])
     assert (buffer[:guard] == 0xA5).all()
     assert (buffer[guard + size :] == 0xA5).all()
     assert_state_close(state, inputs.expected())
+
+
+D26 = AttentionCase("d26", (16, 1, 3), (2048, 3000, 700), num_q_heads=16, num_kv_heads=4, head_dim=128, num_splits=4)
+
+
+def test_d26_the_workspace_is_exactly_as_large_as_reported(attend_with, workspace_size):
+    check_guarded_workspace(D26, attend_with, workspace_size(build(D26)))
+
+
+@pytest.mark.full
+def test_d26_the_workspace_is_exactly_as_large_as_reported_full(attend_with, workspace_size):
+    case = D26.but(q_lens=(64, 64, 64), kv_lens=(16384, 16384, 16384))
+    check_guarded_workspace(case, attend_with, workspace_size(build(case)))
 
 
 def test_d26_one_byte_less_is_refused_before_anything_is_written(attend_with, backend):
