@@ -158,8 +158,12 @@ class ScenarioRun:
         Runs the largest steps again, untimed, with every tensor followed; memory depends on shapes only, so that what
         the cache holds by then does not matter.
         """
-        largest = max(self.steps, key=lambda step: step.batch.num_tokens)
-        most_logits = max(self.steps, key=lambda step: len(step.batch.sampling))
+        # Activations grow with tokens, logits with users, a split-KV workspace with keys: the largest of each.
+        largest = (
+            max(self.steps, key=lambda step: (step.batch.num_tokens, _num_keys(step))),
+            max(self.steps, key=lambda step: (len(step.batch.sampling), step.batch.num_tokens, _num_keys(step))),
+            max(self.steps, key=lambda step: (_num_keys(step), step.batch.num_tokens)),
+        )
         device = self._model.decoder.device
 
         def peak(step: StepRecord) -> int:
@@ -167,7 +171,11 @@ class ScenarioRun:
                 lambda: self._executor.forward(step.batch.to_metadata(PAGE_SIZE, device)), device
             )
 
-        return max(peak(largest), peak(most_logits))
+        return max(peak(step) for step in {id(step): step for step in largest}.values())
+
+
+def _num_keys(step: StepRecord) -> int:
+    return sum(chunk.end for chunk in step.batch.chunks)
 
 
 def _has_begun(request: Request) -> bool:
