@@ -1,11 +1,10 @@
-"""How well `chunkattn bench compare` judges on this machine: runs of one build, and of one slowed by a tenth.
+"""How well `chunkattn bench run --against` judges on this machine: a build against itself, and slowed by a tenth.
 
     python benchmarks/slowed.py run DIR --runs 5              # adds runs; repeat until there are enough
     python benchmarks/slowed.py run DIR --runs 5 --slow 0.10
     python benchmarks/slowed.py judge DIR
 
-`judge` compares each run with the next of its kind (none may be called slower) and each with a slowed one (all must).
-Every run makes its inputs anew, so that memory lies elsewhere each time.
+Of the plain runs none may be called slower, of the slowed ones all must.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from types import SimpleNamespace
 
 import torch
 
+import chunkattn
 from chunkattn.bench import compare, providers, session
 from chunkattn.bench.case import BenchCase
 from chunkattn.bench.record import Record
@@ -56,31 +56,23 @@ def slowed(share: float) -> SimpleNamespace:
 def one_run(path: Path, slow: float) -> None:
     """Measures the cases into a file."""
     effort = Effort(rounds=7, max_rounds=10, seconds=0.08)
-    settings = session.Settings(providers=("chunkattn", "torch-sdpa"), effort=effort, max_buffers=4)
+    package = str(Path(chunkattn.__file__).parent.parent)
+    settings = session.Settings(providers=("chunkattn",), effort=effort, max_buffers=4, against=package)
     extra = {"chunkattn": slowed(slow)} if slow else None
     Record(cells=[session.run_case(case, settings, extra=extra) for case in CASES]).save(path)
 
 
 def judge(folder: Path) -> int:
     """Prints the verdicts; returns how many are wrong."""
-    plain = [Record.load(path) for path in sorted(folder.glob("plain-*.json"))]
-    slow = [Record.load(path) for path in sorted(folder.glob("slow-*.json"))]
     wrong = 0
-    for title, befores, afters, expected in (
-        ("one build twice", plain, plain[1:] + plain[:1], {"same", "unclear"}),
-        ("slowed by a tenth", plain, slow, {"slower"}),
-    ):
+    for kind, expected in (("plain", {"same", "unclear"}), ("slow", {"slower"})):
+        runs = [Record.load(path) for path in sorted(folder.glob(f"{kind}-*.json"))]
         for case in CASES:
-            changes = [
-                change
-                for before, after in zip(befores, afters, strict=False)
-                for change in compare.compare(before, after)
-                if change.key == case.key
-            ]
+            changes = [change for run in runs for change in compare.rivalry(run) if change.key == case.key]
             right = sum(change.verdict in expected for change in changes)
             wrong += len(changes) - right
             shifts = " ".join(f"{change.change:+.1%}" for change in changes)
-            print(f"{title}, {case.key}: {right} of {len(changes)} right\n  {shifts}")
+            print(f"{kind}, {case.key}: {right} of {len(changes)} right\n  {shifts}")
     return wrong
 
 

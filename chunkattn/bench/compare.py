@@ -134,3 +134,27 @@ def _drift(old: Cell, new: Cell, provider: str) -> tuple[float, float]:
     if abs(middle) < 2.0 * error:
         middle = 0.0
     return math.exp(middle), error
+
+
+def rivalry(record: Record) -> list[Change]:
+    """Our build against the other one that took turns with it (`--against`), case by case, round by round."""
+    changes = []
+    for cell in record.cells:
+        mine, other = cell.provider(providers.OURS[0]), cell.provider("rival")
+        if mine is None or other is None or not mine.samples or not other.samples:
+            continue
+        pairs = list(zip(other.samples, mine.samples, strict=False))
+        quiet = [(a, b) for a, b in pairs if a.quiet and b.quiet]
+        shifts = sorted(math.log(b.median_s / a.median_s) for a, b in quiet or pairs)
+        middle = statistics.median(shifts)
+        # 1.4826 MAD estimates sigma; the median's standard error is 1.25 sigma / sqrt(n).
+        sigma = 1.4826 * statistics.median(abs(shift - middle) for shift in shifts)
+        noise = 3.0 * 1.25 * sigma / math.sqrt(len(shifts))
+        limit = max(SMALLEST, noise)
+        verdict = "slower" if middle > limit else "faster" if middle < -limit else "same"
+        if len(quiet) < _FEWEST_QUIET or (verdict == "same" and noise > _TOO_NOISY):
+            verdict = "unclear"
+        changes.append(
+            Change(cell.key, mine.provider, other.seconds, mine.seconds, 1.0, math.expm1(middle), limit, verdict)
+        )
+    return changes

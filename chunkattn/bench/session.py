@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import gc
 import math
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
-from chunkattn.bench import gate, limits, machine, micro, providers, work
+from chunkattn.bench import gate, limits, machine, micro, providers, rival, work
 from chunkattn.bench.case import DTYPES, BenchCase
 from chunkattn.bench.graphs import captured
 from chunkattn.bench.memory import peak_bytes
@@ -40,12 +43,14 @@ class Settings:
         effort: of each case.
         device: "cpu" or "cuda".
         max_buffers: most input sets that calls rotate over.
+        against: a folder with another build of chunkattn to measure in the same rounds.
     """
 
     providers: tuple[str, ...] = tuple(providers.MODULES)
     effort: Effort = field(default_factory=Effort)
     device: str = "cpu"
     max_buffers: int = 8
+    against: str | None = None
 
 
 Progress = Callable[[str, float], None]
@@ -155,7 +160,34 @@ def run_case(
             contender = _admit(key, module, case, steps, entry, graph=graph)
             if contender is not None:
                 contenders[key] = contender
-    rates = _limits(sets, case)
+    with contextlib.ExitStack() as opened:
+        if settings.against is not None and device.type == "cpu":
+            contenders[rival.NAME] = _rival(settings.against, steps, cell, opened)
+        _time(case, cell, contenders, steps, settings, tell)
+    return cell
+
+
+def _rival(against: str, steps: list[Step], cell: Cell, opened: contextlib.ExitStack) -> Contender:
+    """Starts the other build's process, which ends with `opened`."""
+    folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+    process = rival.Process(Path(against))
+    opened.callback(process.close)
+    contender, error = rival.admit(process, steps, folder)
+    cell.providers.append(Measured(rival.NAME, "chunkattn, rival", "measured", error=error))
+    return contender
+
+
+def _time(
+    case: BenchCase,
+    cell: Cell,
+    contenders: dict[str, Contender],
+    steps: list[Step],
+    settings: Settings,
+    tell: Progress,
+) -> None:
+    """The rounds, and what they give: windows, rates, the floor."""
+    counts, device = work.count(case), torch.device(settings.device)
+    rates = _limits([step.inputs for step in steps], case)
     ceilings = {limit.name: Contender(limit.name, limit.calls) for limit in rates}
     ceilings["paged_read"].renew = lambda: limits.paged_read([step.inputs for step in steps]).calls
     cell.clocks_mhz.append(machine.clock_mhz(device))
@@ -178,7 +210,6 @@ def run_case(
     for one in cell.providers:
         if one.samples and one.best < 0.8 * cell.floor_s:
             one.notes.append("faster than the machine's measured limits allow: believe the check, not the time")
-    return cell
 
 
 def _streams(counts: work.Work) -> bool:

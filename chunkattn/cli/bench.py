@@ -31,6 +31,12 @@ def bench() -> None:
 @click.option("--rounds", default=7, show_default=True, type=click.IntRange(min=1), help="Interleaved rounds.")
 @click.option("--window", default=0.35, show_default=True, type=float, help="Seconds of a provider's turn.")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's]")
+@click.option(
+    "--against",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Another build (the folder with its package) in the same rounds; exit status 1 if ours is slower.",
+)
 @click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
 @click.option("--quick", is_flag=True, help="The suite 'quick' in under three minutes.")
 @click.option("--output", type=_FILE, metavar="FILE", help="Result file.  [default: chunkattn-bench.json]")
@@ -45,6 +51,7 @@ def run(
     rounds: int,
     window: float,
     threads: int | None,
+    against: Path | None,
     device: str,
     quick: bool,
     output: Path | None,
@@ -55,6 +62,7 @@ def run(
     import torch
 
     from chunkattn.bench import cases, providers, session, table
+    from chunkattn.bench import compare as verdicts
     from chunkattn.bench.progress import CaseProgress
     from chunkattn.bench.rounds import Effort
     from chunkattn.cli.commands import _one_sentence
@@ -73,11 +81,16 @@ def run(
         with CaseProgress(_console(stderr=True), [case.key for case in chosen]) as shown:
             record = session.run(
                 chosen,
-                session.Settings(wanted, effort, device),
+                session.Settings(wanted, effort, device, against=None if against is None else str(against)),
                 progress=shown.update,
                 done=None if as_json else lambda cell: table.print_cell(console, cell),
             )
+        changes = verdicts.rivalry(record)
         _deliver(record, output, append, as_json)
+    if changes and not as_json:
+        table.print_changes(console, changes)
+    if verdicts.regressions(changes):
+        raise click.exceptions.Exit(1)
 
 
 @bench.command()
