@@ -8,7 +8,6 @@ CHUNKATTN_DEBUG      0, 1                        check lengths and page tables o
 CHUNKATTN_BACKEND    a backend's name            use this backend where a call names none
 CHUNKATTN_ISA        avx512bf16, avx512, avx2,   instruction set of the cpu backend, instead of the
                      portable                    best one this processor has
-CHUNKATTN_CACHE_DIR  a directory                 where converted models and built kernels are kept
 CHUNKATTN_VLLM_SO    a file                      vLLM's CPU op library (_C.abi3.so), a peer in benchmarks
 ==================== =========================== ====================================================
 
@@ -29,7 +28,6 @@ class Settings:
     debug: bool = False
     backend: str | None = None
     isa: str | None = None
-    cache_dir: str | None = None
     vllm_library: str | None = None
 
 
@@ -52,7 +50,6 @@ def read() -> Settings:
         debug=_choice("CHUNKATTN_DEBUG", ("0", "1")) == "1",
         backend=_choice("CHUNKATTN_BACKEND", BACKENDS),
         isa=_choice("CHUNKATTN_ISA", ISAS),
-        cache_dir=os.environ.get("CHUNKATTN_CACHE_DIR") or None,
         vllm_library=os.environ.get("CHUNKATTN_VLLM_SO") or None,
     )
 

@@ -71,7 +71,7 @@ def test_random_cases(case, attend):
 
 
 @pytest.mark.full
-@settings(max_examples=400, **{**SETTINGS, "derandomize": False})
+@settings(max_examples=400, **SETTINGS)
 @given(case=cases())
 def test_random_cases_full(case, attend):
     check(case, attend)
