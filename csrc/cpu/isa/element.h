@@ -175,6 +175,34 @@ struct ComputeF32 {
 
 #if defined(__AVX512BF16__)
 
+// The two bytes of the bf16 that equals an fp8 number, by its 7 bits of magnitude.
+struct Fp8Table {
+  alignas(64) uint8_t high[128];
+  alignas(64) uint8_t low[128];
+
+  explicit constexpr Fp8Table(bool e4m3) : high(), low() {
+    const int mantissa_bits = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15;
+    for (int magnitude = 0; magnitude < 128; ++magnitude) {
+      int exponent = magnitude >> mantissa_bits, mantissa = magnitude & ((1 << mantissa_bits) - 1), bits = 0;
+      if (e4m3 ? magnitude == 127 : exponent == 31) {
+        bits = !e4m3 && mantissa == 0 ? 0x7f80 : 0x7fc0;  // e4m3 has no infinity
+      } else if (magnitude != 0) {
+        if (exponent == 0) {  // subnormal in fp8, normal in bf16
+          exponent = 1;
+          while (mantissa >> mantissa_bits == 0) {
+            mantissa <<= 1;
+            --exponent;
+          }
+          mantissa &= (1 << mantissa_bits) - 1;
+        }
+        bits = (exponent + 127 - bias) << 7 | mantissa << (7 - mantissa_bits);
+      }
+      high[magnitude] = static_cast<uint8_t>(bits >> 8);
+      low[magnitude] = static_cast<uint8_t>(bits & 0xff);
+    }
+  }
+};
+
 // Compute type bf16, accumulated in float: two elements a unit. Exact for bf16, fp8 and int8 storage.
 struct ComputeBF16 {
   static constexpr int kPerUnit = 2;
@@ -187,18 +215,18 @@ struct ComputeBF16 {
     const char* p = static_cast<const char*>(source);
     uint16_t* out = reinterpret_cast<uint16_t*>(target);
     int64_t i = 0;
-    for (; i + 32 <= n; i += 32) {
-      if constexpr (kDType == DType::kBF16)
-        _mm512_storeu_si512(out + i, _mm512_loadu_si512(p + i * 2));
-      else
-        _mm512_storeu_si512(out + i, widen<kDType>(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i))));
+    for (; i + 64 <= n; i += 64) {
+      __m512i low, high;
+      load64<kDType>(p + i * bytes_of(kDType), ~0ull, &low, &high);
+      _mm512_storeu_si512(out + i, low);
+      _mm512_storeu_si512(out + i + 32, high);
     }
     if (i == n) return;
-    const __mmask32 live = (1u << (n - i)) - 1;
-    if constexpr (kDType == DType::kBF16)
-      _mm512_mask_storeu_epi16(out + i, live, _mm512_maskz_loadu_epi16(live, p + i * 2));
-    else
-      _mm512_mask_storeu_epi16(out + i, live, widen<kDType>(_mm256_maskz_loadu_epi8(live, p + i)));
+    const uint64_t live = (1ull << (n - i)) - 1;
+    __m512i low, high;
+    load64<kDType>(p + i * bytes_of(kDType), live, &low, &high);
+    _mm512_mask_storeu_epi16(out + i, static_cast<__mmask32>(live), low);
+    _mm512_mask_storeu_epi16(out + i + 32, static_cast<__mmask32>(live >> 32), high);
   }
   // Units of two keys from the weights of either, rows in the lanes.
   CHUNKATTN_INLINE Vf pair(Vf even, Vf odd) {
@@ -245,33 +273,32 @@ struct ComputeBF16 {
   }
 
  private:
-  // 32 stored bytes as bf16, exact.
+  // Up to 64 stored elements as bf16, exact.
   template <DType kDType>
-  CHUNKATTN_INLINE __m512i widen(__m256i bytes) {
-    if constexpr (kDType == DType::kI8)
-      return reinterpret_cast<__m512i>(
-          _mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1))),
-                              _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)))));
-    // bf16 has 7 bits of mantissa below an exponent with bias 127: normal numbers are moved up and rebiased. The others
-    // (zero, subnormal, infinity, NaN) come from a table by their low 5 bits, which tell them apart.
-    constexpr bool kIsE4M3 = kDType == DType::kE4M3;
-    constexpr int kMantissa = kIsE4M3 ? 3 : 2, kUp = 7 - kMantissa, kBias = kIsE4M3 ? 7 : 15;
-    constexpr int kFirstNormal = 1 << 7;  // magnitudes after the move
-    constexpr int kLastNormal = (kIsE4M3 ? 0x7e : 0x7b) << kUp;
-    const __m512i x = _mm512_cvtepu8_epi16(bytes);
-    const __m512i magnitude = _mm512_and_si512(_mm512_slli_epi16(x, kUp), _mm512_set1_epi16(0x7f << kUp));
-    const __m512i above = _mm512_sub_epi16(magnitude, _mm512_set1_epi16(kFirstNormal));  // wraps below
-    const __m512i normal = _mm512_add_epi16(above, _mm512_set1_epi16(kFirstNormal + ((127 - kBias) << 7)));
-    const __mmask32 special = _mm512_cmpgt_epu16_mask(above, _mm512_set1_epi16(kLastNormal - kFirstNormal));
-    // Subnormals of e4m3 are multiples of 2^-9, of e5m2 of 2^-16;
-    const __m512i table =
-        kIsE4M3 ? _mm512_set_epi16(0x7fc0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x3c60,
-                                   0x3c40, 0x3c20, 0x3c00, 0x3bc0, 0x3b80, 0x3b00, 0)
-                : _mm512_set_epi16(0x7fc0, 0x7fc0, 0x7fc0, 0x7f80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-                                   0, 0, 0, 0, 0x3840, 0x3800, 0x3780, 0);
-    const __m512i value = _mm512_mask_permutexvar_epi16(normal, special, x, table);
-    const __m512i sign = _mm512_slli_epi16(x, 8);
-    return _mm512_ternarylogic_epi32(_mm512_set1_epi16(INT16_MIN), sign, value, 0xea);  // (top & sign) | value
+  CHUNKATTN_INLINE void load64(const void* p, uint64_t live, __m512i* low, __m512i* high) {
+    if constexpr (kDType == DType::kBF16) {
+      *low = _mm512_maskz_loadu_epi16(static_cast<__mmask32>(live), p);
+      *high = _mm512_maskz_loadu_epi16(static_cast<__mmask32>(live >> 32), static_cast<const uint16_t*>(p) + 32);
+    } else if constexpr (kDType == DType::kI8) {
+      const __m512i bytes = _mm512_maskz_loadu_epi8(live, p);
+      *low = pack(_mm512_castsi512_si128(bytes), _mm512_extracti32x4_epi32(bytes, 1));
+      *high = pack(_mm512_extracti32x4_epi32(bytes, 2), _mm512_extracti32x4_epi32(bytes, 3));
+    } else {
+      // Both bytes of a bf16 come from tables by the 7 bits of magnitude, and the sign is put back. Eighths of the
+      // vector are dealt out first, so that the unpacked halves come out in order.
+      static constexpr Fp8Table kTable(kDType == DType::kE4M3);
+      const __m512i deal = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
+      const __m512i x = _mm512_permutexvar_epi64(deal, _mm512_maskz_loadu_epi8(live, p));
+      const __m512i top = _mm512_permutex2var_epi8(_mm512_load_si512(kTable.high), x, _mm512_load_si512(kTable.high + 64));
+      const __m512i bottom = _mm512_permutex2var_epi8(_mm512_load_si512(kTable.low), x, _mm512_load_si512(kTable.low + 64));
+      const __m512i with_sign = _mm512_ternarylogic_epi32(_mm512_set1_epi8(INT8_MIN), x, top, 0xea);  // (sign & x) | top
+      *low = _mm512_unpacklo_epi8(bottom, with_sign);
+      *high = _mm512_unpackhi_epi8(bottom, with_sign);
+    }
+  }
+  CHUNKATTN_INLINE __m512i pack(__m128i first, __m128i second) {
+    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(second)),
+                                                         _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(first))));
   }
 };
 
