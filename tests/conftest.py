@@ -7,7 +7,12 @@ the long tier: more covering arrays, long contexts, huge pools.
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
+
+# Waiting threads sleep instead of spinning: on a shared machine thousands of small operations take a tenth of the time.
+# OpenMP reads this when torch loads it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
