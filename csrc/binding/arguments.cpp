@@ -11,7 +11,8 @@ class Fields {
  public:
   Fields(PyObject* tuple, Py_ssize_t count, Signature* signature = nullptr) : tuple_(tuple), signature_(signature) {
     if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != count)
-      throw py::type_error("args: expected the named tuple of chunkattn.args with " + std::to_string(count) + " fields");
+      throw py::type_error("args: expected the named tuple of chunkattn.args with " + std::to_string(count) +
+                           " fields");
   }
 
   Tensor tensor(const char* arg, int rank, ElementType type = ElementType::kFloat) {

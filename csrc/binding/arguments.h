@@ -12,7 +12,7 @@ struct AttentionCall {
   int64_t num_splits = 0;
   const int64_t* plan = nullptr;  // words, may be nullptr
   int64_t plan_words = 0;
-  void* workspace = nullptr;      // may be nullptr
+  void* workspace = nullptr;  // may be nullptr
   int64_t workspace_bytes = 0;
   bool requires_grad = false;  // some tensor that validation looks at
 };

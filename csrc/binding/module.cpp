@@ -85,7 +85,8 @@ int64_t plan_partial_rows(const py::object& words) {
 int64_t most_partial_rows(int64_t max_tokens, int64_t max_seq_len, int64_t num_q_heads, int64_t num_kv_heads,
                           int64_t head_dim, int64_t head_dim_v, const py::object& dtype, bool invariant,
                           int64_t num_splits, int num_threads) {
-  AttentionParams facts = plan_facts(max_tokens, num_q_heads, num_kv_heads, head_dim, head_dim_v, read_dtype("dtype", dtype.ptr()), true);
+  AttentionParams facts =
+      plan_facts(max_tokens, num_q_heads, num_kv_heads, head_dim, head_dim_v, read_dtype("dtype", dtype.ptr()), true);
   facts.invariant = invariant;
   return max_partial_rows(plan_spec(facts, *isa, num_threads, num_splits), max_tokens, max_seq_len);
 }
@@ -129,7 +130,8 @@ Tensor read_block(const char* arg, const py::object& object, const Tensor& cache
   const Tensor block = read_tensor(arg, object.ptr(), cache.num_dims);
   if (block.element_size != cache.element_size || block.size[0] != count ||
       !std::equal(cache.size + 1, cache.size + cache.num_dims, block.size + 1))
-    refuse(std::string(arg) + ": expected " + std::to_string(count) + " pages of the cache's shape and dtype, got others");
+    refuse(std::string(arg) + ": expected " + std::to_string(count) +
+           " pages of the cache's shape and dtype, got others");
   return block;
 }
 

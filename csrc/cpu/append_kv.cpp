@@ -55,8 +55,8 @@ void find_positions(const AppendParams& p, std::vector<Token>& tokens) {
       if (tokens[t].page < 0) continue;  // skipped by slot_mapping; its position may be garbage
       const int64_t position = p.rope.positions ? p.rope.positions[t] : p.batch.seq_lens[i] - end + t;
       if (position < 0 || position >= p.rope.num_positions)
-        refuse("rope.cos: expected a row for position " + std::to_string(position) + " of token " +
-               std::to_string(t) + ", got " + std::to_string(p.rope.num_positions) + " rows");
+        refuse("rope.cos: expected a row for position " + std::to_string(position) + " of token " + std::to_string(t) +
+               ", got " + std::to_string(p.rope.num_positions) + " rows");
       tokens[t].position = position;
     }
   }

@@ -78,7 +78,8 @@ void check_plan(const AttentionParams& p, const PlanSpec& spec, const int64_t* w
   const PlanHeader& header = *reinterpret_cast<const PlanHeader*>(words);
   if (header.magic != kPlanMagic) refuse("plan: expected the output of plan(), got something else");
   if (header.num_requests != p.batch.num_requests)
-    refuse("plan: expected one for " + str(p.batch.num_requests) + " requests, got one for " + str(header.num_requests));
+    refuse("plan: expected one for " + str(p.batch.num_requests) + " requests, got one for " +
+           str(header.num_requests));
   const int64_t count = 4 * header.num_requests + 3;
   if (header.tables_checksum != static_cast<int64_t>(checksum(0, words + kPlanHeaderWords, count)))
     refuse("plan: expected an unchanged output of plan(), got tables that differ from its header");

@@ -14,11 +14,19 @@
 namespace chunkattn {
 
 #if defined(__x86_64__)
-namespace avx512bf16 { extern const IsaTable kTable; }
-namespace avx512 { extern const IsaTable kTable; }
-namespace avx2 { extern const IsaTable kTable; }
+namespace avx512bf16 {
+extern const IsaTable kTable;
+}
+namespace avx512 {
+extern const IsaTable kTable;
+}
+namespace avx2 {
+extern const IsaTable kTable;
+}
 #endif
-namespace portable { extern const IsaTable kTable; }
+namespace portable {
+extern const IsaTable kTable;
+}
 
 namespace {
 
@@ -105,7 +113,8 @@ void fill_padding(const AttentionParams& p) {
   const int64_t row_bytes = p.head_dim_v * size_of(p.dtype);
   for (int64_t token = p.batch.cu_seqlens_q[p.batch.num_requests]; token < p.num_tokens; ++token)
     for (int64_t head = 0; head < p.num_q_heads; ++head) {
-      char* out = static_cast<char*>(p.out) + (token * p.out_stride_token + head * p.out_stride_head) * size_of(p.dtype);
+      char* out =
+          static_cast<char*>(p.out) + (token * p.out_stride_token + head * p.out_stride_head) * size_of(p.dtype);
       std::memset(out, 0, row_bytes);
       if (p.lse) p.lse[token * p.lse_stride_token + head * p.lse_stride_head] = -__builtin_inff();
     }

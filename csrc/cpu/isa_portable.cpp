@@ -5,9 +5,7 @@
 namespace chunkattn {
 namespace portable {
 
-static bool supported() {
-  return true;
-}
+static bool supported() { return true; }
 
 extern const IsaTable kTable;
 const IsaTable kTable = {"portable", supported, scratch_bytes, run_item, merge, kTileRows};

@@ -32,8 +32,8 @@ void copy_block(const PageShape& shape, int dim, int dense, int64_t dense_bytes,
     return;
   }
   for (int64_t i = 0; i < shape.size[dim]; ++i)
-    copy_block(shape, dim + 1, dense, dense_bytes, source + i * source_stride[dim] * shape.element_size,
-               source_stride, target + i * target_stride[dim] * shape.element_size, target_stride);
+    copy_block(shape, dim + 1, dense, dense_bytes, source + i * source_stride[dim] * shape.element_size, source_stride,
+               target + i * target_stride[dim] * shape.element_size, target_stride);
 }
 
 }  // namespace
@@ -62,8 +62,8 @@ void check_disjoint(const char* arg, const PageBlock& target, const PageBlock& s
 void copy_pages(const PageShape& shape, const PageBlock& source, const PageBlock& target, int num_threads) {
   int dense = shape.num_dims;
   int64_t elements = 1;
-  while (dense > 1 && (shape.size[dense - 1] == 1 || (source.stride[dense - 1] == elements &&
-                                                      target.stride[dense - 1] == elements)))
+  while (dense > 1 &&
+         (shape.size[dense - 1] == 1 || (source.stride[dense - 1] == elements && target.stride[dense - 1] == elements)))
     elements *= shape.size[--dense];
   for (int d = 1; d < shape.num_dims; ++d)
     if (shape.size[d] == 0) return;

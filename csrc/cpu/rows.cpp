@@ -118,9 +118,7 @@ void store_row(DType dtype, const float* values, void* row, int64_t n) {
   }
 }
 
-float largest_value(DType dtype) {
-  return dtype == DType::kE4M3 ? 448.0f : dtype == DType::kE5M2 ? 57344.0f : 127.0f;
-}
+float largest_value(DType dtype) { return dtype == DType::kE4M3 ? 448.0f : dtype == DType::kE5M2 ? 57344.0f : 127.0f; }
 
 void rotate_row(float* values, const float* cos, const float* sin, int64_t half, bool interleaved) {
   if (interleaved)

@@ -5,7 +5,7 @@
 namespace chunkattn {
 namespace CHUNKATTN_ISA {
 
-constexpr int64_t kDecodeKeys = 64;                       // keys of a block
+constexpr int64_t kDecodeKeys = 64;                         // keys of a block
 constexpr int64_t kDecodePitch = kDecodeKeys + 2 * kLanes;  // of a row of scores, with room for a padded tail
 constexpr int64_t kMaxDecodeRows = 16;
 
@@ -93,8 +93,8 @@ static void decode_scores_of(int64_t rows, const uint32_t* q, int64_t q_pitch, i
 }
 
 template <class Compute>
-static void decode_values_of(int64_t rows, const float* weights, const char* const* values, int64_t count, int64_t units,
-                             const float* rescale, float* out, int64_t out_pitch) {
+static void decode_values_of(int64_t rows, const float* weights, const char* const* values, int64_t count,
+                             int64_t units, const float* rescale, float* out, int64_t out_pitch) {
   int64_t r = 0;
   for (; r + 4 <= rows; r += 4)
     decode_values_all<Compute, 4>(weights + r * kDecodePitch, values, count, units, rescale + r, out + r * out_pitch,

@@ -30,8 +30,11 @@ class DecodeItem {
   }
 
   DecodeItem(const AttentionParams& p, Scratch& scratch, int64_t max_rows, int64_t max_heads)
-      : p_(p), units_(p.head_dim / Compute::kPerUnit), value_units_(p.head_dim_v / Compute::kPerUnit),
-        q_pitch_(round_up_to(units_, kLanes)), out_pitch_(round_up_to(p.head_dim_v, kLanes * Compute::kPerUnit)) {
+      : p_(p),
+        units_(p.head_dim / Compute::kPerUnit),
+        value_units_(p.head_dim_v / Compute::kPerUnit),
+        q_pitch_(round_up_to(units_, kLanes)),
+        out_pitch_(round_up_to(p.head_dim_v, kLanes * Compute::kPerUnit)) {
     q_ = scratch.take<uint32_t>(max_heads * max_rows * q_pitch_);
     out_ = scratch.take<float>(max_heads * max_rows * out_pitch_);
     max_ = scratch.take<float>(max_heads * max_rows);
@@ -80,7 +83,8 @@ class DecodeItem {
       for (int64_t r = 0; r < num_rows; ++r) {
         const int64_t state = h * num_rows + r;
         Compute::in_order(out_ + state * out_pitch_, row_, out_pitch_);
-        leave_row(p_, request, item, item.kv_head_begin + h, item.row_begin + r, max_[state], sum_[state], row_, partials);
+        leave_row(p_, request, item, item.kv_head_begin + h, item.row_begin + r, max_[state], sum_[state], row_,
+                  partials);
       }
     return true;
   }
@@ -184,8 +188,9 @@ class DecodeItem {
     const Vi begin = splat_int(static_cast<int32_t>(keys.begin));
     const Vi end = splat_int(static_cast<int32_t>(max_of(min_of(keys.end, block.begin + block.count), 0)));
     const int64_t q_head = kv_head * request.group + row % request.group;
-    const float slope =
-        rule.has_slopes ? p_.alibi_slopes[request.index * p_.alibi_stride_request + q_head * p_.alibi_stride_head] : 0.0f;
+    const float slope = rule.has_slopes
+                            ? p_.alibi_slopes[request.index * p_.alibi_stride_request + q_head * p_.alibi_stride_head]
+                            : 0.0f;
     Vf top = splat(-kInfinity);
     for (int64_t i = 0; i < padded; i += kLanes) {
       const Vi key = count_from(static_cast<int32_t>(block.begin + i));

@@ -231,13 +231,14 @@ struct ComputeBF16 {
   // Units of two keys from the weights of either, rows in the lanes.
   CHUNKATTN_INLINE Vf pair(Vf even, Vf odd) {
     const __m512i rows = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even));
-    const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
-                                                21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
+                                                6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleave, rows));
   }
   CHUNKATTN_INLINE Vf even(Vf units) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(units), 16)); }
   CHUNKATTN_INLINE Vf odd(Vf units) {
-    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(units), _mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));
+    return _mm512_castsi512_ps(
+        _mm512_and_si512(_mm512_castps_si512(units), _mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));
   }
   CHUNKATTN_INLINE Vf dot(Vf a, Vf b, Vf sum) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
@@ -261,7 +262,8 @@ struct ComputeBF16 {
     _mm512_storeu_si512(weights + i / 2, high);
     if (!low) return;
     const Vf high_a = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(high)), 16));
-    const Vf high_b = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(high, 1)), 16));
+    const Vf high_b =
+        _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(high, 1)), 16));
     _mm512_storeu_si512(low + i / 2, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(sub(b, high_b), sub(a, high_a))));
   }
   CHUNKATTN_INLINE void in_order(const float* source, float* target, int64_t n) {
@@ -289,9 +291,12 @@ struct ComputeBF16 {
       static constexpr Fp8Table kTable(kDType == DType::kE4M3);
       const __m512i deal = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
       const __m512i x = _mm512_permutexvar_epi64(deal, _mm512_maskz_loadu_epi8(live, p));
-      const __m512i top = _mm512_permutex2var_epi8(_mm512_load_si512(kTable.high), x, _mm512_load_si512(kTable.high + 64));
-      const __m512i bottom = _mm512_permutex2var_epi8(_mm512_load_si512(kTable.low), x, _mm512_load_si512(kTable.low + 64));
-      const __m512i with_sign = _mm512_ternarylogic_epi32(_mm512_set1_epi8(INT8_MIN), x, top, 0xea);  // (sign & x) | top
+      const __m512i top =
+          _mm512_permutex2var_epi8(_mm512_load_si512(kTable.high), x, _mm512_load_si512(kTable.high + 64));
+      const __m512i bottom =
+          _mm512_permutex2var_epi8(_mm512_load_si512(kTable.low), x, _mm512_load_si512(kTable.low + 64));
+      const __m512i with_sign =
+          _mm512_ternarylogic_epi32(_mm512_set1_epi8(INT8_MIN), x, top, 0xea);  // (sign & x) | top
       *low = _mm512_unpacklo_epi8(bottom, with_sign);
       *high = _mm512_unpackhi_epi8(bottom, with_sign);
     }

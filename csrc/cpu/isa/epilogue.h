@@ -9,8 +9,8 @@ namespace CHUNKATTN_ISA {
 // A partial state is head_dim_v unnormalised sums of values, the maximum in log2 units, the sum of weights.
 CHUNKATTN_INLINE int64_t partial_width(const AttentionParams& p) { return p.head_dim_v + 2; }
 
-CHUNKATTN_INLINE float* partial_row(const AttentionParams& p, const Request& request, const WorkItem& item, int64_t split,
-                                    int64_t kv_head, int64_t row, float* partials) {
+CHUNKATTN_INLINE float* partial_row(const AttentionParams& p, const Request& request, const WorkItem& item,
+                                    int64_t split, int64_t kv_head, int64_t row, float* partials) {
   const int64_t rows = request.q_len * request.group;
   const int64_t index = item.partial_base + (split * p.num_kv_heads + kv_head) * rows + row;
   return partials + index * partial_width(p);
@@ -21,7 +21,8 @@ struct RowFactor {
 };
 
 // max in log2 units. The sink is one more logit without a value.
-CHUNKATTN_INLINE RowFactor finish_state(const AttentionParams& p, int64_t q_head, float value_scale, float max, float sum) {
+CHUNKATTN_INLINE RowFactor finish_state(const AttentionParams& p, int64_t q_head, float value_scale, float max,
+                                        float sum) {
   const float sink = p.sinks ? p.sinks[q_head * p.sinks_stride] : -kInfinity;
   if (max == -kInfinity && sum == 0.0f) return {0.0f, sink};
   if (!p.sinks) return {value_scale / sum, max * kLn2 + __builtin_logf(sum)};
@@ -39,8 +40,8 @@ CHUNKATTN_INLINE char* out_row(const AttentionParams& p, const Request& request,
 }
 
 // Writes one finished row; `values` are unnormalised sums.
-CHUNKATTN_INLINE void write_row(const AttentionParams& p, const Request& request, int64_t kv_head, int64_t row, float max,
-                                float sum, const float* values) {
+CHUNKATTN_INLINE void write_row(const AttentionParams& p, const Request& request, int64_t kv_head, int64_t row,
+                                float max, float sum, const float* values) {
   const int64_t token = request.first_token + row / request.group;
   const int64_t q_head = kv_head * request.group + row % request.group;
   const RowFactor factor = finish_state(p, q_head, constant_scale(p.v.scale, kv_head), max, sum);

@@ -19,7 +19,7 @@ constexpr int64_t kTileRows = kTileVecs * kLanes;
 
 // State of all rows of an item, tile by tile; rows of a tile in the lanes.
 struct States {
-  float* out;  // [tiles][head_dim_v][tile pitch]
+  float* out;        // [tiles][head_dim_v][tile pitch]
   float *max, *sum;  // [tiles * kTileRows]
 
   void reset(int64_t padded_rows, int64_t head_dim_v) {
@@ -177,7 +177,8 @@ class PrefillItem {
     for (int v = 0; v < vecs; ++v) store(block_max + v * kLanes, splat(-kInfinity));
     const uint32_t* q = q_ + row0 * units_;
     for (int64_t key = first; key < last; key += kTileBroadcasts)
-      score_tile_of<Compute>(vecs, stage_.keys + key * units_, units_, q, units_, scores_ + (key - first) * pitch, block_max);
+      score_tile_of<Compute>(vecs, stage_.keys + key * units_, units_, q, units_, scores_ + (key - first) * pitch,
+                             block_max);
 
     const int64_t first_key = block.block_begin + first, last_key = block.block_begin + last;
     const bool masked = rows_.begin[last_row] > first_key || rows_.end[row0] < last_key ||
@@ -223,7 +224,8 @@ class PrefillItem {
         if (key < rows_.begin[row] || key >= rows_.end[row]) continue;
         if (!tree_sees(p_, request, (item.row_begin + row) / request.group, key)) continue;
         for (int64_t c = 0; c < p_.head_dim_v; ++c)
-          if (poison_[i * p_.head_dim_v + c] != 0.0f) out[c * pitch + row - row0] += poison_[i * p_.head_dim_v + c] * scale;
+          if (poison_[i * p_.head_dim_v + c] != 0.0f)
+            out[c * pitch + row - row0] += poison_[i * p_.head_dim_v + c] * scale;
       }
     }
   }
@@ -244,7 +246,8 @@ class PrefillItem {
     return true;
   }
 
-  // Invariant mode: joins the state of the split just walked to those before it, as merge_splits does, and starts afresh.
+  // Invariant mode: joins the state of the split just walked to those before it, as merge_splits does, and starts
+  // afresh.
   void fold(int64_t num_rows) {
     for (int64_t t = 0; t < num_tiles(); ++t) {
       const int vecs = tile_vecs(t, num_rows);

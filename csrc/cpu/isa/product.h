@@ -16,8 +16,8 @@ CHUNKATTN_INLINE Vf splat_unit(const uint32_t* p) {
 // q is [units][kVecs * kLanes], scores [kTileBroadcasts][kVecs * kLanes].
 // Not inlined: among the caller's variables g++ spills the operands inside the loop.
 template <class Compute, int kVecs>
-__attribute__((noinline)) static void score_tile(const uint32_t* keys, int64_t key_stride, const uint32_t* q, int64_t units, float* scores,
-                       float* block_max) {
+__attribute__((noinline)) static void score_tile(const uint32_t* keys, int64_t key_stride, const uint32_t* q,
+                                                 int64_t units, float* scores, float* block_max) {
   constexpr int kRows = kVecs * kLanes;
   Vf sums[kTileBroadcasts][kVecs];
 #pragma GCC unroll 8
@@ -53,7 +53,8 @@ __attribute__((noinline)) static void score_tile(const uint32_t* keys, int64_t k
 // values is a panel [units][kTileBroadcasts], weights [units][kVecs * kLanes]; rescale may be nullptr (1).
 // The block is summed apart and added at the end: shorter sums round less.
 template <class Compute, int kVecs>
-__attribute__((noinline)) static void value_tile(const uint32_t* values, const uint32_t* weights, int64_t units, float* out, const float* rescale) {
+__attribute__((noinline)) static void value_tile(const uint32_t* values, const uint32_t* weights, int64_t units,
+                                                 float* out, const float* rescale) {
   constexpr int kRows = kVecs * kLanes;
   Vf sums[kTileBroadcasts][kVecs];
 #pragma GCC unroll 8
@@ -85,8 +86,8 @@ __attribute__((noinline)) static void value_tile(const uint32_t* values, const u
 }
 
 template <class Compute>
-CHUNKATTN_INLINE void score_tile_of(int vecs, const uint32_t* keys, int64_t key_stride, const uint32_t* q, int64_t units,
-                                    float* scores, float* block_max) {
+CHUNKATTN_INLINE void score_tile_of(int vecs, const uint32_t* keys, int64_t key_stride, const uint32_t* q,
+                                    int64_t units, float* scores, float* block_max) {
   if (vecs == 1) return score_tile<Compute, 1>(keys, key_stride, q, units, scores, block_max);
   if constexpr (kTileVecs > 2)
     if (vecs == 3) return score_tile<Compute, 3>(keys, key_stride, q, units, scores, block_max);
@@ -94,8 +95,8 @@ CHUNKATTN_INLINE void score_tile_of(int vecs, const uint32_t* keys, int64_t key_
 }
 
 template <class Compute>
-CHUNKATTN_INLINE void value_tile_of(int vecs, const uint32_t* values, const uint32_t* weights, int64_t units, float* out,
-                                    const float* rescale) {
+CHUNKATTN_INLINE void value_tile_of(int vecs, const uint32_t* values, const uint32_t* weights, int64_t units,
+                                    float* out, const float* rescale) {
   if (vecs == 1) return value_tile<Compute, 1>(values, weights, units, out, rescale);
   if constexpr (kTileVecs > 2)
     if (vecs == 3) return value_tile<Compute, 3>(values, weights, units, out, rescale);

@@ -30,8 +30,10 @@ CHUNKATTN_INLINE KeyRange visible_keys(const AttentionParams& p, const Request& 
                                        int64_t position) {
   int64_t begin = item.kv_begin, end = min_of(item.kv_end, request.kv_len);
   if (p.causal) end = min_of(end, position + 1);
-  if (p.window_right >= 0 && p.window_right < request.kv_len + request.q_len) end = min_of(end, position + p.window_right + 1);
-  if (p.window_left >= 0 && p.window_left < request.kv_len + request.q_len) begin = max_of(begin, position - p.window_left);
+  if (p.window_right >= 0 && p.window_right < request.kv_len + request.q_len)
+    end = min_of(end, position + p.window_right + 1);
+  if (p.window_left >= 0 && p.window_left < request.kv_len + request.q_len)
+    begin = max_of(begin, position - p.window_left);
   return {begin, end};
 }
 
@@ -41,7 +43,8 @@ struct Rows {
   float* slope;                     // [padded rows], ALiBi; nullptr without
 
   // Rows past item.row_end repeat the last one, so that a tile's masks need no case for them.
-  void fill(const AttentionParams& p, const Request& request, const WorkItem& item, int64_t kv_head, int64_t padded_rows) {
+  void fill(const AttentionParams& p, const Request& request, const WorkItem& item, int64_t kv_head,
+            int64_t padded_rows) {
     for (int64_t i = 0; i < padded_rows; ++i) {
       const int64_t row = min_of(item.row_begin + i, item.row_end - 1);
       const int64_t pos = request.first_new_key() + row / request.group;
@@ -115,7 +118,8 @@ CHUNKATTN_INLINE void prefetch_rows(const PagedPool& pool, const int64_t* offset
 }
 
 // Reads one byte of every line of such a row.
-CHUNKATTN_INLINE void touch_row(const PagedPool& pool, int64_t offset, int64_t head, int64_t element_bytes, int64_t dim) {
+CHUNKATTN_INLINE void touch_row(const PagedPool& pool, int64_t offset, int64_t head, int64_t element_bytes,
+                                int64_t dim) {
   const char* row = static_cast<const char*>(pool.data) + offset + head * pool.stride_head * element_bytes;
   for (int64_t byte = 0; byte < dim * element_bytes; byte += 64) static_cast<void>(*(volatile const char*)(row + byte));
 }

@@ -8,8 +8,8 @@ namespace CHUNKATTN_ISA {
 
 // How products become scores in units of log2. Without `transforms` the softmax applies `scale * log2(e)` itself.
 struct ScoreRule {
-  float scale;         // softmax scale times the constant scale of the keys
-  float softcap;       // 0 = off
+  float scale;    // softmax scale times the constant scale of the keys
+  float softcap;  // 0 = off
   bool has_slopes, has_key_scales;
   bool transforms;
 
@@ -41,7 +41,8 @@ CHUNKATTN_INLINE uint32_t tree_word(const AttentionParams& p, int64_t token, int
   return static_cast<uint32_t>(p.tree_mask[token * p.tree_stride_token + word]);
 }
 
-CHUNKATTN_INLINE bool tree_sees(const AttentionParams& p, const Request& request, int64_t token_in_request, int64_t key) {
+CHUNKATTN_INLINE bool tree_sees(const AttentionParams& p, const Request& request, int64_t token_in_request,
+                                int64_t key) {
   const int64_t new_key = key - request.first_new_key();
   if (!p.tree_mask || new_key < 0) return true;
   return tree_word(p, request.first_token + token_in_request, new_key / 32) >> new_key % 32 & 1;
@@ -51,8 +52,8 @@ CHUNKATTN_INLINE bool tree_sees(const AttentionParams& p, const Request& request
 // Rewrites block_max. `first_row` is the tile's first row counted from the item's first.
 template <class Compute>
 static void finish_scores(const AttentionParams& p, const Request& request, const WorkItem& item, const ScoreRule& rule,
-                          const Rows& rows, int64_t first_row, int vecs, int64_t first_key, int64_t num_keys, bool masked,
-                          const float* key_scale, float* scores, float* block_max) {
+                          const Rows& rows, int64_t first_row, int vecs, int64_t first_key, int64_t num_keys,
+                          bool masked, const float* key_scale, float* scores, float* block_max) {
   const int64_t pitch = vecs * kLanes;
   const bool tree = masked && p.tree_mask != nullptr;
   for (int v = 0; v < vecs; ++v) {

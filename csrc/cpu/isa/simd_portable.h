@@ -38,7 +38,9 @@ CHUNKATTN_INLINE Vf sub(Vf a, Vf b) { return a - b; }
 CHUNKATTN_INLINE Vf mul(Vf a, Vf b) { return a * b; }
 CHUNKATTN_INLINE Vf div(Vf a, Vf b) { return a / b; }
 CHUNKATTN_INLINE Vf madd(Vf a, Vf b, Vf c) { return a * b + c; }
-CHUNKATTN_INLINE Vf select(Mask m, Vf yes, Vf no) { return reinterpret_cast<Vf>((m & reinterpret_cast<Vi>(yes)) | (~m & reinterpret_cast<Vi>(no))); }
+CHUNKATTN_INLINE Vf select(Mask m, Vf yes, Vf no) {
+  return reinterpret_cast<Vf>((m & reinterpret_cast<Vi>(yes)) | (~m & reinterpret_cast<Vi>(no)));
+}
 CHUNKATTN_INLINE Mask less(Vf a, Vf b) { return a < b; }
 // The second operand if either is NaN.
 CHUNKATTN_INLINE Vf max(Vf a, Vf b) { return select(a > b, a, b); }
@@ -71,9 +73,7 @@ CHUNKATTN_INLINE Vi count_from(int32_t x) { return Vi{x, x + 1, x + 2, x + 3}; }
 CHUNKATTN_INLINE Vf to_float(Vi a) { return __builtin_convertvector(a, Vf); }
 // begin <= key < end in every lane.
 CHUNKATTN_INLINE Mask in_range(Vi key, Vi begin, Vi end) { return (begin <= key) & (key < end); }
-CHUNKATTN_INLINE Mask has_bit(Vi words, int bit) {
-  return (words & splat_int(static_cast<int32_t>(1u << bit))) != 0;
-}
+CHUNKATTN_INLINE Mask has_bit(Vi words, int bit) { return (words & splat_int(static_cast<int32_t>(1u << bit))) != 0; }
 
 // Head dims are multiples of 8, so a vector of 4 units never ends early.
 CHUNKATTN_INLINE Vf load_first(const void* p, int64_t) { return load(static_cast<const float*>(p)); }

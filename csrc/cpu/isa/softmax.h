@@ -23,7 +23,8 @@ CHUNKATTN_INLINE bool raise_max(const float* block_max, float factor, int vecs, 
 
 // What is subtracted from scores: 0 for a row that has seen no key yet, so that -inf stays -inf.
 CHUNKATTN_INLINE Vf finite_max(Vf row_max) {
-  return select(less(splat(-kInfinity), row_max), row_max, select(less(row_max, splat(kInfinity)), splat(0.0f), row_max));
+  return select(less(splat(-kInfinity), row_max), row_max,
+                select(less(row_max, splat(kInfinity)), splat(0.0f), row_max));
 }
 
 // Turns num_keys (even) rows of scores into weights exp2(score * factor - max), in place, as operand of the second

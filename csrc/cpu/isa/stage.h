@@ -14,12 +14,12 @@ struct Block {
 
 template <class Compute>
 struct Stage {
-  uint32_t* keys;     // [kBlockKeys][head_dim units]
-  uint32_t* values;   // [head_dim_v / kTileBroadcasts][kBlockKeys units][kTileBroadcasts]
-  float* key_scale;   // [kBlockKeys], with a scale per token
+  uint32_t* keys;    // [kBlockKeys][head_dim units]
+  uint32_t* values;  // [head_dim_v / kTileBroadcasts][kBlockKeys units][kTileBroadcasts]
+  float* key_scale;  // [kBlockKeys], with a scale per token
   float* value_scale;
-  uint32_t* rows;     // two converted rows of V
-  int64_t* offsets;   // [kBlockKeys]
+  uint32_t* rows;    // two converted rows of V
+  int64_t* offsets;  // [kBlockKeys]
 
   static constexpr int64_t kUnits = Compute::kBlockKeys / Compute::kPerUnit;
 

@@ -33,7 +33,8 @@ static int64_t scratch_bytes(const AttentionParams& p, const PlanSpec& spec) {
   return scratch_bytes_as<ComputeF32>(p, spec);
 }
 
-static void run_item(const AttentionParams& p, const PlanSpec& spec, const WorkItem& item, float* partials, char* memory) {
+static void run_item(const AttentionParams& p, const PlanSpec& spec, const WorkItem& item, float* partials,
+                     char* memory) {
 #if defined(__AVX512BF16__)
   if (p.dtype == DType::kBF16) return run_item_as<ComputeBF16>(p, spec, item, partials, memory);
 #endif

@@ -148,8 +148,8 @@ inline int64_t lengths_checksum(const int32_t* cu_seqlens_q, const int32_t* seq_
 }
 
 // Writes a plan of plan_words(num_requests) words. Lengths must have been checked (monotonic, not negative).
-inline void make_plan(const PlanSpec& spec, const int32_t* cu_seqlens_q, const int32_t* seq_lens,
-                      int64_t num_requests, int64_t* words) {
+inline void make_plan(const PlanSpec& spec, const int32_t* cu_seqlens_q, const int32_t* seq_lens, int64_t num_requests,
+                      int64_t* words) {
   const int64_t n = num_requests;
   int64_t* decode_items = words + kPlanHeaderWords;
   int64_t* prefill_items = decode_items + n + 1;
