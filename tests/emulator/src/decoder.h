@@ -1,5 +1,5 @@
-// One kernel: PTX text to Program. Statements, scopes, calls and operands are in decoder.cpp; turning an
-// instruction into a handler and operands is spread over the decode_*.cpp files, a family each.
+// One kernel: PTX text to Program. Statements, scopes and calls are in decoder.cpp, operands in operands.cpp; turning
+// an instruction into a handler and operands is spread over the decode_*.cpp files, a family each.
 #pragma once
 #include <map>
 #include <unordered_map>
@@ -56,7 +56,7 @@ class Decoder {
   void resolve_branches();
   void number_wgmma_registers();
 
-  // ---- symbols and operands (decoder.cpp)
+  // ---- symbols and operands (operands.cpp)
   int new_register(RegClass cls, const std::string& name);
   Register* find_register(const std::string& name);
   const Symbol* find_symbol(const std::string& name) const;
@@ -85,9 +85,9 @@ class Decoder {
   bool decode_barrier(Instruction&, const Opcode&, const Operands&);
   bool decode_mbarrier(Instruction&, const Opcode&, const Operands&);
   bool decode_fence(Instruction&, const Opcode&, const Operands&);
-  bool decode_move(Instruction&, const Opcode&, const Operands&);      // decode_scalar.cpp
+  bool decode_move(Instruction&, const Opcode&, const Operands&);      // decode_move.cpp
   bool decode_predicate(Instruction&, const Opcode&, const Operands&);
-  bool decode_integer(Instruction&, const Opcode&, const Operands&);
+  bool decode_integer(Instruction&, const Opcode&, const Operands&);   // decode_integer.cpp
   bool decode_float(Instruction&, const Opcode&, const Operands&);     // decode_float.cpp
   bool decode_half(Instruction&, const Opcode&, const Operands&);
   bool decode_convert(Instruction&, const Opcode&, const Operands&);   // decode_convert.cpp

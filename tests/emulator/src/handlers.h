@@ -69,13 +69,17 @@ bool complete_cp_async_arrive(Warp&);
 /// Moves the bytes of a random pending cp.async before anybody waits for it.
 bool perform_cp_async_early(Warp&, u32 random);
 
+// exec_tensormap.cpp
+void exec_tensormap_replace(Warp&, const Instruction&);
+void exec_tensormap_copy(Warp&, const Instruction&);
+/// The tensor map at a generic address, as the hardware would accept it.
+const TensorMap& tensor_map_at(Warp&, const Instruction&, u64 address);
+
 // exec_bulk.cpp
 void exec_bulk_copy(Warp&, const Instruction&);
 void exec_tensor_copy(Warp&, const Instruction&);
 void exec_bulk_commit(Warp&, const Instruction&);
 void exec_bulk_wait(Warp&, const Instruction&);
-void exec_tensormap_replace(Warp&, const Instruction&);
-void exec_tensormap_copy(Warp&, const Instruction&);
 /// Completes a copy that arrives on an mbarrier.
 void complete_bulk(const BulkOp&);
 /// Moves the bytes of one pending bulk store.
