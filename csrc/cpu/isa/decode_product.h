@@ -1,6 +1,6 @@
 // The two products of a decode step: up to 4 query rows at once against rows of keys and values in place.
 #pragma once
-#include "element.h"
+#include "compute.h"
 
 namespace chunkattn {
 namespace CHUNKATTN_ISA {

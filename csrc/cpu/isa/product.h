@@ -1,7 +1,7 @@
 // The two matrix products of attention as one register tile: kTileBroadcasts values of one operand times kVecs
 // vectors of query rows. Query rows lie in the lanes, so nothing is ever reduced across a vector.
 #pragma once
-#include "element.h"
+#include "compute.h"
 
 namespace chunkattn {
 namespace CHUNKATTN_ISA {

@@ -1,6 +1,6 @@
 // Online softmax with rows in the lanes: every step is vertical, and depends on nothing but the row itself.
 #pragma once
-#include "element.h"
+#include "compute.h"
 
 namespace chunkattn {
 namespace CHUNKATTN_ISA {

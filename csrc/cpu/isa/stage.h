@@ -1,6 +1,6 @@
 // Copies a block of keys or values out of the pages into the layout and compute type of the products.
 #pragma once
-#include "element.h"
+#include "compute.h"
 #include "rows.h"
 
 namespace chunkattn {

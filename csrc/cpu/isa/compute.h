@@ -1,0 +1,212 @@
+// The two types that products are computed in, and rows of them made from the stored dtypes.
+//
+// A row in a compute type is a row of 32-bit "units": one float, or a pair of bf16.
+#pragma once
+#include "element.h"
+
+namespace chunkattn {
+namespace CHUNKATTN_ISA {
+
+// Compute type float: one element a unit.
+struct ComputeF32 {
+  static constexpr int kPerUnit = 1;
+  static constexpr DType kNative = DType::kF32;
+#ifndef FKEYS
+#define FKEYS 64
+#endif
+  static constexpr int kBlockKeys = FKEYS;  // K, V and scores of a block beside the tile's queries in L2 and L1
+  static constexpr int kExp2Degree = 6;
+
+  template <DType kDType>
+  CHUNKATTN_INLINE void row_from(const void* source, uint32_t* target, int64_t n) {
+    floats_from<kDType>(source, reinterpret_cast<float*>(target), n);
+  }
+  CHUNKATTN_INLINE Vf dot(Vf a, Vf b, Vf sum) { return madd(a, b, sum); }
+
+  // Decode: columns [first, first + kCols * kLanes) of one row of V.
+  template <int kCols>
+  CHUNKATTN_INLINE void value_columns(const char* const* rows, int64_t first, int64_t units, Vf* columns) {
+#pragma GCC unroll 8
+    for (int c = 0; c < kCols; ++c)
+      columns[c] = load_first(rows[0] + (first + c * kLanes) * 4, units - first - c * kLanes);
+  }
+  CHUNKATTN_INLINE void store_weights(float* weights, int64_t i, Vf a, Vf b, float*) {
+    store(weights + i, a);
+    store(weights + i + kLanes, b);
+  }
+  CHUNKATTN_INLINE void in_order(const float* source, float* target, int64_t n) {
+    for (int64_t i = 0; i < n; i += kLanes) store(target + i, load(source + i));
+  }
+};
+
+#if defined(__AVX512BF16__)
+
+// The two bytes of the bf16 that equals an fp8 number, by its 7 bits of magnitude.
+struct Fp8Table {
+  alignas(64) uint8_t high[128];
+  alignas(64) uint8_t low[128];
+
+  explicit constexpr Fp8Table(bool e4m3) : high(), low() {
+    const int mantissa_bits = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15;
+    for (int magnitude = 0; magnitude < 128; ++magnitude) {
+      int exponent = magnitude >> mantissa_bits, mantissa = magnitude & ((1 << mantissa_bits) - 1), bits = 0;
+      if (e4m3 ? magnitude == 127 : exponent == 31) {
+        bits = !e4m3 && mantissa == 0 ? 0x7f80 : 0x7fc0;  // e4m3 has no infinity
+      } else if (magnitude != 0) {
+        if (exponent == 0) {  // subnormal in fp8, normal in bf16
+          exponent = 1;
+          while (mantissa >> mantissa_bits == 0) {
+            mantissa <<= 1;
+            --exponent;
+          }
+          mantissa &= (1 << mantissa_bits) - 1;
+        }
+        bits = (exponent + 127 - bias) << 7 | mantissa << (7 - mantissa_bits);
+      }
+      high[magnitude] = static_cast<uint8_t>(bits >> 8);
+      low[magnitude] = static_cast<uint8_t>(bits & 0xff);
+    }
+  }
+};
+
+// Compute type bf16, accumulated in float: two elements a unit. Exact for bf16, fp8 and int8 storage.
+struct ComputeBF16 {
+  static constexpr int kPerUnit = 2;
+  static constexpr DType kNative = DType::kBF16;
+  static constexpr int kBlockKeys = 128;
+  static constexpr int kExp2Degree = 5;
+
+  template <DType kDType>
+  CHUNKATTN_INLINE void row_from(const void* source, uint32_t* target, int64_t n) {
+    const char* p = static_cast<const char*>(source);
+    uint16_t* out = reinterpret_cast<uint16_t*>(target);
+    int64_t i = 0;
+    for (; i + 64 <= n; i += 64) {
+      __m512i low, high;
+      load64<kDType>(p + i * bytes_of(kDType), ~0ull, &low, &high);
+      _mm512_storeu_si512(out + i, low);
+      _mm512_storeu_si512(out + i + 32, high);
+    }
+    if (i == n) return;
+    const uint64_t live = (1ull << (n - i)) - 1;
+    __m512i low, high;
+    load64<kDType>(p + i * bytes_of(kDType), live, &low, &high);
+    _mm512_mask_storeu_epi16(out + i, static_cast<__mmask32>(live), low);
+    _mm512_mask_storeu_epi16(out + i + 32, static_cast<__mmask32>(live >> 32), high);
+  }
+  // Units of two keys from the weights of either, rows in the lanes.
+  CHUNKATTN_INLINE Vf pair(Vf even, Vf odd) {
+    const __m512i rows = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even));
+    const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
+                                                6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleave, rows));
+  }
+  CHUNKATTN_INLINE Vf even(Vf units) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(units), 16)); }
+  CHUNKATTN_INLINE Vf odd(Vf units) {
+    return _mm512_castsi512_ps(
+        _mm512_and_si512(_mm512_castps_si512(units), _mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));
+  }
+  CHUNKATTN_INLINE Vf dot(Vf a, Vf b, Vf sum) {
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+  }
+
+  // Decode: units of two rows of V. A vector of 32 columns becomes two of 16 pairs; each 128-bit lane of the first
+  // holds columns 0-3 of that lane's eight, of the second 4-7.
+  template <int kCols>
+  CHUNKATTN_INLINE void value_columns(const char* const* rows, int64_t first, int64_t units, Vf* columns) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kCols / 2; ++c) {
+      const int64_t unit = first + c * kLanes;
+      const __m512i even = _mm512_castps_si512(load_first(rows[0] + unit * 4, units - unit));
+      const __m512i odd = _mm512_castps_si512(load_first(rows[1] + unit * 4, units - unit));
+      columns[2 * c] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(even, odd));
+      columns[2 * c + 1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(even, odd));
+    }
+  }
+  CHUNKATTN_INLINE void store_weights(float* weights, int64_t i, Vf a, Vf b, float* low) {
+    const __m512i high = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a));
+    _mm512_storeu_si512(weights + i / 2, high);
+    if (!low) return;
+    const Vf high_a = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(high)), 16));
+    const Vf high_b =
+        _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(high, 1)), 16));
+    _mm512_storeu_si512(low + i / 2, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(sub(b, high_b), sub(a, high_a))));
+  }
+  CHUNKATTN_INLINE void in_order(const float* source, float* target, int64_t n) {
+    for (int64_t i = 0; i < n; i += 32)
+      for (int64_t j = 0; j < 4; ++j) {
+        memcpy(target + i + 8 * j, source + i + 4 * j, 16);
+        memcpy(target + i + 8 * j + 4, source + i + 16 + 4 * j, 16);
+      }
+  }
+
+ private:
+  // Up to 64 stored elements as bf16, exact.
+  template <DType kDType>
+  CHUNKATTN_INLINE void load64(const void* p, uint64_t live, __m512i* low, __m512i* high) {
+    if constexpr (kDType == DType::kBF16) {
+      *low = _mm512_maskz_loadu_epi16(static_cast<__mmask32>(live), p);
+      *high = _mm512_maskz_loadu_epi16(static_cast<__mmask32>(live >> 32), static_cast<const uint16_t*>(p) + 32);
+    } else if constexpr (kDType == DType::kI8) {
+      const __m512i bytes = _mm512_maskz_loadu_epi8(live, p);
+      *low = pack(_mm512_castsi512_si128(bytes), _mm512_extracti32x4_epi32(bytes, 1));
+      *high = pack(_mm512_extracti32x4_epi32(bytes, 2), _mm512_extracti32x4_epi32(bytes, 3));
+    } else {
+      // Both bytes of a bf16 come from tables by the 7 bits of magnitude, and the sign is put back. Eighths of the
+      // vector are dealt out first, so that the unpacked halves come out in order.
+      static constexpr Fp8Table kTable(kDType == DType::kE4M3);
+      const __m512i deal = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
+      const __m512i x = _mm512_permutexvar_epi64(deal, _mm512_maskz_loadu_epi8(live, p));
+      const __m512i top =
+          _mm512_permutex2var_epi8(_mm512_load_si512(kTable.high), x, _mm512_load_si512(kTable.high + 64));
+      const __m512i bottom =
+          _mm512_permutex2var_epi8(_mm512_load_si512(kTable.low), x, _mm512_load_si512(kTable.low + 64));
+      const __m512i with_sign =
+          _mm512_ternarylogic_epi32(_mm512_set1_epi8(INT8_MIN), x, top, 0xea);  // (sign & x) | top
+      *low = _mm512_unpacklo_epi8(bottom, with_sign);
+      *high = _mm512_unpackhi_epi8(bottom, with_sign);
+    }
+  }
+  CHUNKATTN_INLINE __m512i pack(__m128i first, __m128i second) {
+    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(second)),
+                                                         _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(first))));
+  }
+};
+
+#endif
+
+// Rounding weights to bf16 costs little where it is averaged over many columns and the largest weight is exactly 1.
+// Where columns are few or scales per token multiply the weights, the rounded-off part is multiplied as well.
+template <class Compute>
+CHUNKATTN_INLINE bool wants_low_weights(const AttentionParams& p) {
+  return Compute::kPerUnit == 2 && (p.head_dim_v < 64 || p.v.scale.mode == ScaleMode::kPerTokenHead);
+}
+
+// Converts `count` rows of n elements, at base + offsets[i] bytes, into rows of units one behind the other. Many rows a
+// call, so that the constants of a conversion are loaded once.
+using RowConverter = void (*)(const char* base, const int64_t* offsets, int64_t count, uint32_t* target, int64_t n);
+
+template <class Compute, DType kDType>
+static void convert_rows(const char* base, const int64_t* offsets, int64_t count, uint32_t* target, int64_t n) {
+  for (int64_t i = 0; i < count; ++i)
+    Compute::template row_from<kDType>(base + offsets[i], target + i * (n / Compute::kPerUnit), n);
+}
+
+constexpr int64_t kNoOffset = 0;
+
+// nullptr where the compute type cannot hold the dtype exactly; the dispatch never asks for those.
+template <class Compute>
+static RowConverter row_converter(DType dtype) {
+  if constexpr (Compute::kPerUnit == 1) {
+    if (dtype == DType::kF32) return convert_rows<Compute, DType::kF32>;
+    if (dtype == DType::kF16) return convert_rows<Compute, DType::kF16>;
+  }
+  if (dtype == DType::kBF16) return convert_rows<Compute, DType::kBF16>;
+  if (dtype == DType::kE4M3) return convert_rows<Compute, DType::kE4M3>;
+  if (dtype == DType::kE5M2) return convert_rows<Compute, DType::kE5M2>;
+  if (dtype == DType::kI8) return convert_rows<Compute, DType::kI8>;
+  return nullptr;
+}
+
+}  // namespace CHUNKATTN_ISA
+}  // namespace chunkattn
