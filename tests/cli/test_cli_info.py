@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -64,5 +65,6 @@ def test_importing_the_library_imports_no_optional_package() -> None:
         "new = {name.split('.')[0] for name in set(sys.modules) - before}\n"
         "print(*new & {'click', 'rich', 'matplotlib', 'gguf', 'tokenizers', 'safetensors', 'jinja2', 'triton'})"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tempfile.gettempdir())
     assert result.stdout.strip() == ""

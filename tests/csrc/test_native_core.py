@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -24,10 +25,13 @@ def core():
     return _native
 
 
+# Not the checkout: there `python -c` would import the sources, which have no native core unless built in place.
+ELSEWHERE = tempfile.gettempdir()
+
+
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=300
-    )
+    command, env = [sys.executable, "-c", code], {**os.environ, **environment}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, cwd=ELSEWHERE)
 
 
 def test_it_is_built_where_a_compiler_is():

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from . import cuda_runtime
+from . import cuda_runtime, native
 from .launch import Options
 from .ptx_cache import compile_library, nvcc_path
 from .session import emulated
 
+if native.unavailable_reason() is not None:
+    pytest.skip(str(native.unavailable_reason()), allow_module_level=True)
 if nvcc_path() is None:
     pytest.skip("nvcc is not installed", allow_module_level=True)
 if not cuda_runtime.available():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,12 @@ pytestmark = pytest.mark.skipif(
 SCRIPT = Path(__file__).parent / "fuzz_boundary.py"
 
 
+# Not the checkout: there `python -c` would import the sources, which have no native core unless built in place.
+ELSEWHERE = tempfile.gettempdir()
+
+
 def check(command: list[str], timeout: int) -> str:
-    result = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=timeout)
+    result = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=timeout, cwd=ELSEWHERE)
     last = "\n".join(result.stderr.splitlines()[-3:])
     assert result.returncode == 0, f"exit {result.returncode}\n{result.stdout}\n{last}"
     return result.stdout
