@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -106,6 +107,23 @@ def active_session() -> Session | None:
 
 
 @contextlib.contextmanager
+def _counts_as_gpu(session: Session) -> Iterator[None]:
+    """Makes the library take CPU tensors for those of the session's GPU; nothing where it is not installed."""
+    if importlib.util.find_spec("chunkattn") is None:
+        yield
+        return
+    from chunkattn.backends import device
+    from chunkattn.plan import choose
+
+    choose.backend.cache_clear()  # it remembers which backends can serve a CPU tensor
+    try:
+        with device.stand_in("cpu", device.Gpu.of_arch(session.arch, session.multiprocessors)):
+            yield
+    finally:
+        choose.backend.cache_clear()
+
+
+@contextlib.contextmanager
 def emulated(
     arch: int = 90, options: Options | None = None, multiprocessors: int = 4, strict: bool = True
 ) -> Iterator[Session]:
@@ -132,7 +150,7 @@ def emulated(
     session = Session(arch, options or Options(), multiprocessors, strict)
     _active.append(session)
     try:
-        with triton_driver.installed(session), cuda_runtime.installed(session):
+        with triton_driver.installed(session), cuda_runtime.installed(session), _counts_as_gpu(session):
             yield session
         failed = next((launch for launch in session.launches if launch.all_findings), None)
         if strict and failed is not None:  # found in a callback from C++, which cannot raise

@@ -1,0 +1,109 @@
+"""Tile configurations: which ones fit an architecture, which one is taken, and what the plan needs to know of it.
+
+A configuration depends on what `plan` is told and on the GPU alone, so that a plan and the calls that use it agree.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from chunkattn.args import PlanArgs
+from chunkattn.backends.device import Gpu, gpu
+from chunkattn.plan.work import WorkSpec
+
+DECODE_ROWS = 16  # rows of an mma tile: fewer cost the same
+INVARIANT_SPLIT = 2048
+ITEMS_PER_WORKER = 2
+MIN_SPLIT = 256
+
+
+@dataclass(frozen=True)
+class KernelConfig:
+    """One way to compile the attention kernel.
+
+    Attributes:
+        block_m: packed query rows of a prefill tile.
+        block_m_decode: of a decode tile.
+        block_n: keys of a tile of either class.
+        num_warps, num_stages: as Triton has them; stages are K/V tiles in flight.
+        ctas_per_sm: programs a multiprocessor holds at once.
+    """
+
+    block_m: int
+    block_m_decode: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    ctas_per_sm: int
+
+
+def padded(head_dim: int) -> int:
+    """Lanes of a tile that holds this head dim: a power of two, at least 16 (an mma's depth)."""
+    return max(16, 1 << (head_dim - 1).bit_length())
+
+
+def shared_bytes(config: KernelConfig, head_dim: int, head_dim_v: int, element_bytes: int) -> int:
+    """Estimate of the shared memory a configuration needs: K and V tiles in flight, and Q or P where they pass
+    through it."""
+    depth, width = padded(head_dim), padded(head_dim_v)
+    stages = max(config.num_stages, 1)
+    in_flight = stages * config.block_n * (depth + width) * element_bytes
+    return in_flight + config.block_m * max(depth, config.block_n) * element_bytes
+
+
+def configs(head_dim: int, head_dim_v: int, element_bytes: int, device: Gpu) -> Iterator[KernelConfig]:
+    """The feasible configurations of a problem, the preferred one first."""
+    widest = max(padded(head_dim), padded(head_dim_v))
+    for block_m in (128, 64, 32, 16):
+        # fp32 accumulators [block_m, widest] plus scores must leave registers for the rest: 64 KiB of 256 a CTA.
+        num_warps = 8 if block_m * widest > 64 * 128 else 4
+        if block_m * widest > 128 * 128 or (element_bytes == 4 and block_m * widest > 64 * 64):
+            continue
+        for block_n in (64, 32, 16):
+            for num_stages in (3, 2, 1):
+                config = KernelConfig(block_m, DECODE_ROWS, block_n, num_warps, num_stages, 1)
+                needed = shared_bytes(config, head_dim, head_dim_v, element_bytes)
+                if needed > device.shared_bytes:
+                    continue
+                fits = max(1, min(2, device.shared_bytes // needed, 16 // num_warps))
+                yield KernelConfig(block_m, DECODE_ROWS, block_n, num_warps, num_stages, fits)
+
+
+@functools.cache
+def choose(head_dim: int, head_dim_v: int, dtype: torch.dtype, invariant: bool, device: Gpu) -> KernelConfig:
+    """The configuration of a problem."""
+    first = next(configs(head_dim, head_dim_v, dtype.itemsize, device))
+    if not invariant:
+        return first
+    # One tile shape for all: tensor cores may add up in another order in tiles of other shapes.
+    return KernelConfig(
+        first.block_m, first.block_m, first.block_n, first.num_warps, first.num_stages, first.ctas_per_sm
+    )
+
+
+def work_spec(facts: PlanArgs) -> WorkSpec:
+    """What the plan of these facts depends on besides the lengths, on the GPU of `facts.seq_lens`."""
+    device = gpu(facts.seq_lens.device)
+    assert device is not None  # supports() was asked before
+    config = choose(facts.head_dim, facts.head_dim_v, facts.dtype, facts.invariant, device)
+    return WorkSpec(
+        facts.num_q_heads,
+        facts.num_kv_heads,
+        facts.causal,
+        facts.window_left,
+        facts.window_right,
+        facts.invariant,
+        facts.num_splits,
+        num_workers=device.num_sms * config.ctas_per_sm,
+        items_per_worker=ITEMS_PER_WORKER,
+        tile_rows=config.block_m,
+        decode_rows=DECODE_ROWS,
+        decode_heads=1,
+        kv_tile=config.block_n,
+        min_split=MIN_SPLIT,
+        invariant_split=INVARIANT_SPLIT,
+    )
