@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import sys
 
 import pytest
 import torch
 
-from . import triton_driver
+from . import native, triton_driver
 
+if native.unavailable_reason() is not None:
+    pytest.skip(str(native.unavailable_reason()), allow_module_level=True)
 if not triton_driver.available():
     pytest.skip("triton is not installed", allow_module_level=True)
 
@@ -122,15 +126,46 @@ def test_split_sum_without_release_is_a_race() -> None:
         split_sum_kernel[(4,)](x, partial, counter, out, 4, BLOCK=128, FENCED=False)
 
 
-def test_host_descriptors() -> None:
+@pytest.mark.parametrize("arch", [80, 90])
+def test_host_descriptors(arch: int) -> None:
+    """By TMA on sm_90; on sm_80 the descriptor becomes its pointer, extents, strides and flags."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     x = torch.randn(100, 96, dtype=torch.float16)
     out = torch.zeros_like(x)
-    with emulated(90):
+    with emulated(arch):
         descriptors = [TensorDescriptor.from_tensor(t, [32, 64]) for t in (x, out)]
         descriptor_copy_kernel[(4, 2)](*descriptors, BM=32, BN=64)
     assert torch.equal(out, x * 2)
+
+
+def test_descriptors_that_round_to_tf32() -> None:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    if "round_f32_to_tf32" not in TensorDescriptor.__dataclass_fields__:
+        pytest.skip("this Triton has no descriptors that round")
+    x = torch.randn(100, 96)
+    out = torch.zeros_like(x)
+    with emulated(90):
+        source = TensorDescriptor.from_tensor(x, [32, 32], round_f32_to_tf32=True)
+        descriptor_copy_kernel[(4, 3)](source, TensorDescriptor.from_tensor(out, [32, 32]), BM=32, BN=32)
+    rounded = (x.view(torch.int32) + 0x1000 & -0x2000).view(torch.float32)
+    assert torch.equal(out, rounded * 2)
+
+
+def test_a_kernel_may_outlive_its_session() -> None:
+    """Newer versions of Triton unload a module when its kernel is collected, also after the block has ended."""
+    x, out = torch.randn(64), torch.empty(64)
+    with emulated(80):
+        compiled = add_kernel[(1,)](x, x, out, 64, BLOCK=64)
+    with pytest.MonkeyPatch.context() as patch:
+        failed: list[object] = []
+        patch.setattr(sys, "unraisablehook", failed.append)
+        for cache in add_kernel.device_caches.values():
+            cache[0].clear()
+        del compiled
+        gc.collect()
+    assert not failed
 
 
 def test_out_of_bounds_names_the_tensor() -> None:

@@ -11,9 +11,11 @@ from collections.abc import Callable
 
 import pytest
 
-from . import mutation, triton_driver
+from . import mutation, native, triton_driver
 from .launch import Options, PtxModule
 
+if native.unavailable_reason() is not None:
+    pytest.skip(str(native.unavailable_reason()), allow_module_level=True)
 if not triton_driver.available():
     pytest.skip("triton is not installed", allow_module_level=True)
 

@@ -15,10 +15,12 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from . import triton_driver
+from . import native, triton_driver
 from .launch import Options
 from .session import emulated
 
+if native.unavailable_reason() is not None:
+    pytest.skip(str(native.unavailable_reason()), allow_module_level=True)
 if not triton_driver.available():
     pytest.skip("triton is not installed", allow_module_level=True)
 if "TRITON_TUTORIALS" not in os.environ:

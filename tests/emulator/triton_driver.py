@@ -37,15 +37,18 @@ def _aligned_scratch(size: int, alignment: int) -> torch.Tensor:
 
 # Element types of a device-side descriptor to CUtensorMapDataType: f32.ftz, f64 and bf16 are numbered differently.
 _HOST_ELEMENT_TYPE = {8: 10, 9: 8, 10: 9}
+_TF32 = 11
 
 
 def _tensor_map(descriptor: Any, metadata: dict[str, Any]) -> bytes:
     """The tensor map of a host-side TensorDescriptor."""
+    if metadata.get("is_im2col") or metadata.get("fp4_padded"):
+        raise NotImplementedError("the emulator has no im2col tensor maps and no padded 4-bit ones")
     element_bytes = metadata["elem_size"]
     shape, strides = list(descriptor.shape), list(descriptor.strides)
-    element_type = metadata["elem_type"]
+    element_type = _HOST_ELEMENT_TYPE.get(metadata["elem_type"], metadata["elem_type"])
     return native.module().encode_tensor_map(
-        _HOST_ELEMENT_TYPE.get(element_type, element_type),
+        _TF32 if getattr(descriptor, "round_f32_to_tf32", False) else element_type,
         descriptor.base.data_ptr(),
         shape[::-1],
         [stride * element_bytes for stride in strides[-2::-1]],
@@ -110,9 +113,11 @@ class EmulatorLauncher:
         elif isinstance(kind, str) and kind.startswith("tensordesc"):
             metadata = next(descriptors, None)
             extra.append(Buffer.of(argument.base, name))
-            if metadata is None:
+            if metadata is None:  # a target without TMA: the kernel computes the addresses itself
                 values.extend([argument.base, *argument.shape, *argument.strides])
                 values.append(getattr(argument, "padding", "zero") == "nan")
+                if hasattr(argument, "round_f32_to_tf32"):  # Triton 3.7 and newer
+                    values.append(argument.round_f32_to_tf32)
             else:
                 values.append(_tensor_map(argument, metadata))
             values.extend([*argument.shape, *argument.strides])
@@ -145,6 +150,9 @@ class _EmulatorUtils:
             "mem_clock_rate": 1,
             "mem_bus_width": 1,
         }
+
+    def unload_module(self, _module: Any) -> None:
+        return
 
     def load_binary(self, name: str, _kernel: bytes, _shared: int, _device: int) -> tuple[Any, Any, int, int, int]:
         module = _parsed(self._driver.pending_ptx)
@@ -233,6 +241,10 @@ def installed(session: Session) -> Iterator[None]:
     def init_handles(kernel: Any) -> None:
         driver.pending_ptx = kernel.asm["ptx"]
         original(kernel)
+        # Newer versions unload a module when its kernel is collected, through whichever driver is active then. One
+        # that another process loaded is left alone, and so is one of no process.
+        if hasattr(kernel, "_module_pid"):
+            kernel._module_pid = None
 
     CompiledKernel._init_handles = init_handles
     _current.active = session

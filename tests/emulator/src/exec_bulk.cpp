@@ -98,11 +98,22 @@ u32 swizzled(const TensorMap& map, u32 tile_offset, u32 chunk_offset) {
   return swizzle_address(kSharedBase + tile_offset + chunk_offset, map.swizzle) - kSharedBase;
 }
 
+/// fp32 to tf32, as cvt.rna.
+void round_to_tf32(u8* bytes) {
+  u32 words[4];
+  memcpy(words, bytes, 16);
+  for (u32& word : words)
+    if ((word & 0x7f800000) != 0x7f800000) word = (word + 0x1000) & ~0x1fffu;
+  memcpy(bytes, words, 16);
+}
+
 void load_tile(const BulkOp& op, Cta& cta, u32 destination) {
+  const bool rounds = op.map->element_type == kElementTF32 || op.map->element_type == kElementTF32Ftz;
   for_each_tile_chunk(*op.map, op.coordinates, [&](const TileChunk& chunk) {
     u8 bytes[16];
     if (chunk.bytes < 16) fill_outside(*op.map, bytes);
     if (chunk.bytes) memcpy(bytes + chunk.skip, reinterpret_cast<const u8*>(chunk.global_address), chunk.bytes);
+    if (rounds) round_to_tf32(bytes);
     memcpy(&cta.shared[swizzled(*op.map, destination, chunk.shared_offset)], bytes, 16);
   });
 }
