@@ -93,6 +93,7 @@ class BuildNative(build_ext):
         work = Path(self.build_temp).resolve()
         work.mkdir(parents=True, exist_ok=True)
         includes = [
+            str(CSRC),
             str(CSRC / "include"),
             str(CSRC / "cpu"),
             str(CSRC / "binding"),

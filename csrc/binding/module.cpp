@@ -8,6 +8,7 @@
 #include "arguments.h"
 #include "attention.h"
 #include "checks.h"
+#include "launchers.h"
 #include "merge_states.h"
 #include "pages.h"
 #include "signature.h"
@@ -198,5 +199,6 @@ PYBIND11_MODULE(_native, m) {
   m.def("gather_pages", &gather_pages_call);
   m.def("scatter_pages", &scatter_pages_call);
   m.def("read_through_attributes", &read_through_attributes);
+  define_launchers(m);
   select_isa("");
 }

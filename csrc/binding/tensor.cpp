@@ -32,6 +32,7 @@ KnownDtype known[] = {
 // torch's exchange table; nullptr where this torch has none of our version.
 const dlpack::ExchangeApi* exchange = nullptr;
 PyTypeObject* tensor_class = nullptr;
+bool device_tensors = false;  // guarded by the GIL
 
 PyObject* interned(const char* name) { return PyUnicode_InternFromString(name); }
 
@@ -89,7 +90,7 @@ Tensor read_record(const char* arg, PyObject* object) {
   dlpack::TensorRecord record;
   if (exchange->tensor_from_py_object(object, &record) != 0) throw py::error_already_set();
   if (record.device_type != dlpack::kCpu && record.device_type != dlpack::kCudaHost &&
-      record.device_type != dlpack::kRocmHost)
+      record.device_type != dlpack::kRocmHost && !device_tensors)
     throw py::value_error(std::string(arg) + ": expected a tensor on the CPU, got one on another device");
   if (record.num_dims > kMaxTensorDims)
     throw py::value_error(std::string(arg) + ": expected at most 8 dimensions, got " + std::to_string(record.num_dims));
@@ -140,6 +141,17 @@ void load_torch() {
 }
 
 void read_through_attributes() { exchange = nullptr; }
+
+DeviceTensors::DeviceTensors() { device_tensors = true; }
+DeviceTensors::~DeviceTensors() { device_tensors = false; }
+
+Tensor read_any_index(const char* arg, py::handle object) {
+  if (object.is_none()) return Tensor{};
+  const Tensor tensor = read_tensor(arg, object.ptr(), 1);
+  if (tensor.type != ElementType::kInt32 && tensor.type != ElementType::kInt64)
+    throw py::type_error(std::string(arg) + ": expected torch.int32 or torch.int64, got another dtype");
+  return tensor;
+}
 
 Tensor read_tensor(const char* arg, PyObject* object, int rank) {
   if (!PyObject_TypeCheck(object, tensor_class))

@@ -37,6 +37,18 @@ Tensor read_tensor(const char* arg, PyObject* object, int rank, ElementType type
 // None gives a Tensor with `given` false.
 Tensor read_optional(const char* arg, PyObject* object, int rank, ElementType type);
 
+// int32 or int64 ids in one dimension, or None.
+Tensor read_any_index(const char* arg, py::handle object);
+
+// While one lives, tensors on a GPU are read too: what is filled goes to a GPU launcher and not to the CPU's code.
+class DeviceTensors {
+ public:
+  DeviceTensors();
+  ~DeviceTensors();
+  DeviceTensors(const DeviceTensors&) = delete;
+  DeviceTensors& operator=(const DeviceTensors&) = delete;
+};
+
 // A torch dtype that q can have.
 DType read_dtype(const char* arg, PyObject* object);
 
