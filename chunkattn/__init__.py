@@ -18,6 +18,7 @@ from chunkattn.api import (
     supports,
     workspace_bytes,
 )
+from chunkattn.errors import UnsupportedError as UnsupportedError
 from chunkattn.types import AttentionSpec, Batch, PagedKV, Plan, Rope
 
 __version__ = "0.1.0"

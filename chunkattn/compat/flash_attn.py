@@ -1,0 +1,367 @@
+"""FlashAttention 2's functions, ``from flash_attn import …``, over chunkattn's operators.
+
+The positional order is FlashAttention 2's. What FlashAttention 3 and vLLM's fork call otherwise, or have besides, is
+taken by keyword: page_table, cu_seqlens_q, seqused_q, seqused_k, k_descale, s_aux, out, …; `flash_attn_interface` has
+FlashAttention 3's order.
+
+Every argument is honoured or refused by name. Hints that change no result (`deterministic`: always so; `pack_gqa`,
+`fa_version`; `max_seqlen_q`: read off the tensors) are accepted. Differences that remain:
+
+- a row that sees no key has lse -inf, the neutral state of a merge, where FlashAttention 2 writes +inf;
+- no gradients, no dropout;
+- caches may have any page size, and fp32 tensors, fp8 and int8 caches work as well.
+
+Log-sum-exps are [Hq, T] (packed) or [B, Hq, Sq], natural log, as theirs are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import chunkattn
+from chunkattn.compat.contiguous_kv import PagedView, dense_cache, packed_segments
+from chunkattn.compat.flash_attn_call import (
+    Window,
+    attend,
+    batch_size_of,
+    given,
+    one_scale,
+    one_table,
+    positions_of,
+    rope_of,
+    used_rows,
+    window_of,
+)
+from chunkattn.compat.head_dim import padded, write_back
+from chunkattn.compat.refusals import refuse, refuse_unless
+from chunkattn.compat.rotary import rotated
+from chunkattn.types import Plan
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window | None = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+    *,
+    page_table: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    attention_chunk: int = 0,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    s_aux: Tensor | None = None,
+    out: Tensor | None = None,
+    return_softmax_lse: bool = False,
+    scheduler_metadata: Plan | None = None,
+    fa_version: int | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """Attention of packed sequences over packed or paged keys.
+
+    Args:
+        q: [T, Hq, D].
+        k, v: [Tk, Hkv, D] and [Tk, Hkv, Dv], seen as a pool without a copy; or with a block table the pools [N, P, Hkv,
+            D] and [N, P, Hkv, Dv].
+        cu_seqlens_q: int32 [B+1].
+        cu_seqlens_k: int32 [B+1]; with a block table only its differences count, and `seqused_k` can stand for it.
+        max_seqlen_q: accepted; nothing depends on it.
+        max_seqlen_k: at least the longest key sequence; needed without a block table.
+        dropout_p: 0.
+        softmax_scale: None is ``D ** -0.5``.
+        causal: bottom-right aligned.
+        window_size: keys beside the query (left, right), -1 or None = unlimited.
+        softcap: 0 = off.
+        alibi_slopes: fp32 [Hq] or [B, Hq]. Their bias is -slope·|distance|; it is refused where a query sees keys on
+            its right (not causal, more than one query a sequence).
+        return_attn_probs: return (out, lse, empty) as FlashAttention 2 does.
+        block_table, page_table: int32 [B, M], two names of one thing.
+        seqused_q: int32 [B], how many of each sequence's queries count; the others' rows are 0, their lse -inf.
+        seqused_k: int32 [B], key lengths instead of the differences of `cu_seqlens_k`.
+        k_descale, v_descale: fp32 [], [1], [Hkv] or [B, Hkv] with equal rows; quantised pools.
+        num_splits: KV splits, 0 = planned.
+        s_aux: [Hq] sinks.
+        out: [T, Hq, Dv] to write into.
+        return_softmax_lse: return (out, lse), as vLLM's fork does.
+        scheduler_metadata: from `get_scheduler_metadata` here.
+        qv, q_descale, attention_chunk, sm_margin: only at their defaults.
+
+    Returns:
+        out [T, Hq, Dv], with lse [Hq, T] if asked for.
+
+    Raises:
+        UnsupportedError: an argument that can't be honoured, by name.
+        ValueError, TypeError: as `chunkattn.attention`.
+
+    Example:
+        >>> import torch
+        >>> from chunkattn.compat.flash_attn import flash_attn_varlen_func
+        >>> q, k, v = torch.randn(3, 9, 8, 64).unbind()
+        >>> ends = torch.tensor([0, 4, 9], dtype=torch.int32)
+        >>> flash_attn_varlen_func(q, k, v, ends, ends, 5, 5, causal=True).shape
+        torch.Size([9, 8, 64])
+    """
+    name = "flash_attn_varlen_func"
+    refuse_unless(
+        name,
+        dropout_p=(dropout_p, 0.0),
+        qv=(qv, None),
+        q_descale=(q_descale, None),
+        attention_chunk=(attention_chunk, 0),
+        sm_margin=(sm_margin, 0),
+    )
+    table = one_table(block_table, page_table)
+    if seqused_k is None and cu_seqlens_k is None:
+        raise ValueError("cu_seqlens_k: expected a tensor where seqused_k is None, got None")
+    lengths = seqused_k if seqused_k is not None else torch.diff(given("cu_seqlens_k", cu_seqlens_k))
+    head_dim, head_dim_v = q.shape[-1], v.shape[-1]
+    q, k, v = padded(q), padded(k), padded(v)
+    if table is not None:
+        view = PagedView(k, v, table.to(torch.int32))
+    else:
+        starts = given("cu_seqlens_k", cu_seqlens_k).to(torch.int32)
+        view = packed_segments(k, v, starts, int(given("max_seqlen_k", max_seqlen_k)))
+    rows = None
+    if seqused_q is not None:
+        total, starts = q.shape[0], cu_seqlens_q
+        rows = used_rows(cu_seqlens_q, seqused_q)
+        q, cu_seqlens_q = q[rows], torch.nn.functional.pad(seqused_q.cumsum(0), (1, 0))
+    single = max_seqlen_q is not None and int(max_seqlen_q) == 1
+    result, lse = attend(
+        name,
+        q,
+        view,
+        cu_seqlens_q.to(torch.int32),
+        lengths.to(torch.int32),
+        softmax_scale=head_dim**-0.5 if softmax_scale is None else softmax_scale,
+        causal=causal,
+        window=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        single_query=single,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        sinks=s_aux,
+        num_splits=num_splits,
+        plan=scheduler_metadata,
+        out=out if rows is None and head_dim_v % 8 == 0 else None,
+    )
+    result = result[..., :head_dim_v]
+    if rows is not None:
+        used, used_lse = result, lse
+        result, lse = used.new_zeros(total, *used.shape[1:]), lse.new_full((lse.shape[0], total), float("-inf"))
+        result[rows], lse[:, rows] = used, used_lse
+    if out is not None and out.data_ptr() != result.data_ptr():
+        result = out.copy_(result)
+    if return_attn_probs:
+        return result, lse, result.new_empty(0)
+    return (result, lse) if return_softmax_lse else result
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
+    """Attention of a batch of equally long sequences: q [B, Sq, Hq, D], k and v [B, Sk, Hkv, D].
+
+    Arguments and errors are those of `flash_attn_varlen_func`; lse is [B, Hq, Sq].
+    """
+    refuse_unless("flash_attn_func", dropout_p=(dropout_p, 0.0))
+    out, lse = flash_attn_with_kvcache(
+        q,
+        k,
+        v,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        return_softmax_lse=True,
+    )
+    return (out, lse, out.new_empty(0)) if return_attn_probs else out
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+    *,
+    page_table: Tensor | None = None,
+    qv: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    attention_chunk: int = 0,
+    scheduler_metadata: Plan | None = None,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    s_aux: Tensor | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """Attention over a cache, dense or paged, after appending new keys to it in place.
+
+    Args:
+        q: [B, Sq, Hq, D], or with `cu_seqlens_q` packed [T, Hq, D].
+        k_cache, v_cache: [Bc, S, Hkv, D] rows, used without a copy; or with a block table pools [N, P, Hkv, D].
+        k, v: [B, Sn, Hkv, D], or packed with `cu_seqlens_k_new`; written at `cache_seqlens`.
+        rotary_cos, rotary_sin: [positions, rotary_dim / 2]; rotate k, and q (which stays untouched itself), from
+            position `cache_seqlens` (or `rotary_seqlens`) on. Neither causal nor windowed: all of q at that position.
+        cache_seqlens: lengths without the new tokens, int32 [B] or one number; None is the whole cache.
+        cache_batch_idx: int32 [B], rows of a dense cache.
+        cache_leftpad: int32 [B], where the keys begin in the rows of a dense cache.
+        block_table, page_table: int32 [B, M], two names of one thing.
+        rotary_interleaved: pairs (2i, 2i+1); False pairs halves.
+        cu_seqlens_q, cu_seqlens_k_new: int32 [B+1].
+        max_seqlen_q: accepted; nothing depends on it.
+        softmax_scale, causal, window_size, softcap, alibi_slopes, k_descale, v_descale, num_splits, s_aux,
+            scheduler_metadata and the arguments that must have their defaults: as in `flash_attn_varlen_func`.
+
+    Returns:
+        out like q; with `return_softmax_lse` (out, lse [B, Hq, Sq], or [Hq, T] where q is packed).
+
+    Raises:
+        UnsupportedError: an argument that can't be honoured, by name.
+        ValueError, TypeError: as `chunkattn.attention` and `chunkattn.append_kv`.
+
+    Example:
+        >>> import torch
+        >>> from chunkattn.compat.flash_attn import flash_attn_with_kvcache
+        >>> k_cache, v_cache = torch.zeros(2, 2, 128, 2, 64).unbind()
+        >>> q, k, v = torch.randn(2, 1, 8, 64), torch.randn(2, 1, 2, 64), torch.randn(2, 1, 2, 64)
+        >>> flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=7, causal=True).shape
+        torch.Size([2, 1, 8, 64])
+    """
+    name = "flash_attn_with_kvcache"
+    refuse_unless(
+        name,
+        qv=(qv, None),
+        q_descale=(q_descale, None),
+        attention_chunk=(attention_chunk, 0),
+        sm_margin=(sm_margin, 0),
+    )
+    table = one_table(block_table, page_table)
+    if table is not None:
+        for argument, value in (("cache_batch_idx", cache_batch_idx), ("cache_leftpad", cache_leftpad)):
+            if value is not None:
+                raise refuse(name, argument, "expected None with a block table, got a tensor")
+    head_dim, head_dim_v = q.shape[-1], v_cache.shape[-1]
+    packed = cu_seqlens_q is not None
+    batch_size = batch_size_of(q, cu_seqlens_q)
+    if cu_seqlens_q is None:
+        queries = q.shape[1]
+        cu_seqlens_q = torch.arange(batch_size + 1, dtype=torch.int32, device=q.device) * queries
+        q_tokens = q.flatten(0, 1)
+    else:
+        queries, q_tokens = max_seqlen_q or 0, q
+    if cache_seqlens is None:
+        cache_seqlens = k_cache.shape[1] if table is None else table.shape[1] * k_cache.shape[1]
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = torch.full((batch_size,), cache_seqlens, dtype=torch.int32, device=q.device)
+    lengths = cache_seqlens.to(torch.int32)
+
+    wide_k, wide_v, q_tokens = padded(k_cache), padded(v_cache), padded(q_tokens)
+    if table is not None:
+        view = PagedView(wide_k, wide_v, table.to(torch.int32))
+    else:
+        view = dense_cache(wide_k, wide_v, batch_size, cache_batch_idx, cache_leftpad)
+    before = lengths if cache_leftpad is None else lengths - cache_leftpad.to(torch.int32)
+    after = before
+    if k is not None or v is not None:
+        new_k, new_v = given("k", k), given("v", v)
+        if cu_seqlens_k_new is None:
+            ends = torch.arange(batch_size + 1, dtype=torch.int32, device=q.device) * new_k.shape[1]
+            new_k, new_v = new_k.flatten(0, 1), new_v.flatten(0, 1)
+        else:
+            ends = cu_seqlens_k_new.to(torch.int32)
+        after = before + torch.diff(ends)
+        rope = None
+        if rotary_cos is not None:
+            first = lengths if rotary_seqlens is None else rotary_seqlens
+            sin = given("rotary_sin", rotary_sin)
+            rope = rope_of(rotary_cos, sin, positions_of(first, ends), rotary_interleaved)
+            one_position = not causal and window_of(window_size) == (-1, -1)
+            at = positions_of(first, cu_seqlens_q, advance=not one_position)
+            q_rope = rope_of(rotary_cos, sin, at, rotary_interleaved)
+            q_tokens = rotated(q_tokens, q_rope.cos, q_rope.sin, rotary_interleaved)
+        chunkattn.append_kv(
+            padded(new_k),
+            padded(new_v),
+            *view,
+            ends,
+            after,
+            k_scale=one_scale(name, "k_descale", k_descale),
+            v_scale=one_scale(name, "v_descale", v_descale),
+            rope=rope,
+        )
+        write_back(wide_k, k_cache)
+        write_back(wide_v, v_cache)
+    elif rotary_cos is not None or rotary_sin is not None:
+        raise ValueError("rotary_cos: expected None without k and v, got a tensor")
+    out, lse = attend(
+        name,
+        q_tokens,
+        view,
+        cu_seqlens_q.to(torch.int32),
+        after,
+        softmax_scale=head_dim**-0.5 if softmax_scale is None else softmax_scale,
+        causal=causal,
+        window=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        single_query=queries == 1,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        sinks=s_aux,
+        num_splits=num_splits,
+        plan=scheduler_metadata,
+    )
+    out = out[..., :head_dim_v]
+    if not packed:
+        out = out.unflatten(0, (batch_size, queries))
+        lse = lse.unflatten(1, (batch_size, queries)).transpose(0, 1).contiguous()
+    return (out, lse) if return_softmax_lse else out

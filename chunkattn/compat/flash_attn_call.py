@@ -1,0 +1,129 @@
+"""What FlashAttention's functions share: their arguments turned into one call of `chunkattn.attention`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+import chunkattn
+from chunkattn.compat.contiguous_kv import PagedView
+from chunkattn.compat.refusals import refuse
+from chunkattn.types import Plan, Rope
+
+Window = Sequence[int | None]
+T = TypeVar("T")
+
+
+def attend(
+    name: str,
+    q: Tensor,
+    view: PagedView,
+    cu_seqlens_q: Tensor,
+    seq_lens: Tensor,
+    *,
+    softmax_scale: float,
+    causal: bool,
+    window: Window | None,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    single_query: bool,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
+    sinks: Tensor | None,
+    num_splits: int,
+    plan: Plan | None,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """out [T, Hq, Dv] and lse [Hq, T] of packed queries over a pool."""
+    beside = window_of(window)
+    if alibi_slopes is not None and not (causal or single_query or beside[1] == 0):
+        raise refuse(
+            name, "alibi_slopes", "the bias of keys on a query's right can't be honoured; expected causal=True"
+        )
+    if plan is not None and not isinstance(plan, Plan):
+        raise refuse(name, "scheduler_metadata", "expected what get_scheduler_metadata of this module returns")
+    lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device)
+    result = chunkattn.attention(
+        q,
+        *view,
+        cu_seqlens_q,
+        seq_lens,
+        softmax_scale=float(softmax_scale),
+        causal=bool(causal),
+        window=beside,
+        softcap=float(softcap),
+        alibi_slopes=alibi_slopes,
+        sinks=None if sinks is None else sinks.float(),
+        k_scale=one_scale(name, "k_descale", k_descale),
+        v_scale=one_scale(name, "v_descale", v_descale),
+        num_splits=num_splits if num_splits > 0 else None,
+        plan=plan,
+        out=out,
+        lse=lse.t(),
+    )
+    assert isinstance(result, Tensor)  # return_lse is not set
+    return result, lse
+
+
+def window_of(window: Window | None) -> tuple[int, int]:
+    left, right = (-1, -1) if window is None else (-1 if side is None else int(side) for side in window)
+    return max(left, -1), max(right, -1)
+
+
+def one_table(block_table: Tensor | None, page_table: Tensor | None) -> Tensor | None:
+    if block_table is not None and page_table is not None:
+        raise ValueError("page_table: expected None with block_table, its other name, got a tensor")
+    return block_table if page_table is None else page_table
+
+
+def given(argument: str, value: T | None) -> T:
+    if value is None:
+        raise ValueError(f"{argument}: expected a value, got None")
+    return value
+
+
+def batch_size_of(q: Tensor, cu_seqlens_q: Tensor | None) -> int:
+    rank = 4 if cu_seqlens_q is None else 3
+    if q.dim() != rank:
+        shape = "[B, Sq, Hq, D]" if rank == 4 else "[T, Hq, D] with cu_seqlens_q"
+        raise ValueError(f"q: expected {shape}, got shape {list(q.shape)}")
+    return q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+
+
+def one_scale(name: str, argument: str, descale: Tensor | None) -> Tensor | None:
+    """One scale for the pool, [] or [Hkv]; theirs are [B, Hkv]."""
+    if descale is None:
+        return None
+    if descale.dim() == 2:
+        if descale.stride(0) and descale.shape[0] > 1 and not bool((descale == descale[:1]).all()):
+            raise refuse(name, argument, "expected the same scales for every sequence, as the pool is shared")
+        descale = descale[0]
+    return (descale.reshape(()) if descale.numel() == 1 else descale).float()
+
+
+def used_rows(cu_seqlens_q: Tensor, seqused_q: Tensor) -> Tensor:
+    counts = seqused_q.long()
+    ends = counts.cumsum(0)
+    offset = torch.arange(int(ends[-1]), device=counts.device) - torch.repeat_interleave(ends - counts, counts)
+    return torch.repeat_interleave(cu_seqlens_q[:-1].long(), counts) + offset
+
+
+def positions_of(first: Tensor, cu_seqlens: Tensor, *, advance: bool = True) -> Tensor:
+    """int64 [T]: first[b] for the first token of sequence b, one more for each further one if `advance`."""
+    counts = torch.diff(cu_seqlens).long()
+    base = torch.repeat_interleave(first.long(), counts)
+    if not advance:
+        return base
+    row = torch.arange(base.shape[0], device=base.device)
+    return base + row - torch.repeat_interleave(cu_seqlens[:-1].long(), counts)
+
+
+def rope_of(cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Rope:
+    """A table of just the tokens' own angles, in fp32: row t is token t."""
+    if positions.numel() and int(positions.max()) >= cos.shape[0]:
+        raise ValueError(f"rotary_cos: expected at least {int(positions.max()) + 1} positions, got {cos.shape[0]}")
+    rows = torch.arange(positions.shape[0], device=positions.device)
+    return Rope(cos[positions].float(), sin[positions].float(), rows, interleaved)
