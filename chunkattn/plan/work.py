@@ -81,14 +81,19 @@ def split_origin(spec: WorkSpec, q_len: int, kv_len: int) -> int:
     return first // unit * unit
 
 
-def _checksum(seed: int, words: Sequence[int]) -> int:
-    for word in words:
-        seed = ((seed ^ (word & _MASK)) * 0x100000001B3) & _MASK
-    return seed
+def checksum(words: Sequence[int]) -> int:
+    """Sum over (index, word) of a mixed word, so that any number of threads can add up their parts in any order.
 
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word
+    The mix is the finaliser of splitmix64, which spreads every bit of its input over all of its output.
+    """
+    total = 0
+    for index, word in enumerate(words):
+        x = (word + (index + 1) * 0x9E3779B97F4A7C15) & _MASK
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+        total += x ^ (x >> 31)
+    total &= _MASK
+    return total - (1 << 64) if total >> 63 else total  # as an int64 holds it
 
 
 def make_plan(spec: WorkSpec, cu_seqlens_q: Sequence[int], seq_lens: Sequence[int]) -> list[int]:
@@ -138,8 +143,8 @@ def make_plan(spec: WorkSpec, cu_seqlens_q: Sequence[int], seq_lens: Sequence[in
         decode_items[-1],
         prefill_items[-1],
         partial_base[-1],
-        _signed(_checksum(0xCBF29CE484222325, lengths)),
-        _signed(_checksum(0, tables)),
+        checksum(lengths),
+        checksum(tables),
         *(int(value) for value in astuple(spec)),
     ]
     return header + tables

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "chunkattn/core/host_device.h"
 #include "chunkattn/sched/work_item.h"
 
 namespace chunkattn {
@@ -27,7 +28,7 @@ struct PlanSpec {
   int64_t min_split = 256;       // no shorter split than this
   int64_t invariant_split = 2048;
 
-  int64_t group() const { return num_q_heads / num_kv_heads; }
+  CHUNKATTN_HOST_DEVICE int64_t group() const { return num_q_heads / num_kv_heads; }
 };
 
 constexpr int64_t kPlanSpecWords = sizeof(PlanSpec) / sizeof(int64_t);
@@ -44,31 +45,42 @@ struct PlanHeader {
 constexpr int64_t kPlanHeaderWords = sizeof(PlanHeader) / sizeof(int64_t);
 
 // Words of a plan for B requests: header, decode_items[B+1], prefill_items[B+1], partial_base[B+1], split_len[B].
-constexpr int64_t plan_words(int64_t num_requests) { return kPlanHeaderWords + 4 * num_requests + 3; }
+CHUNKATTN_HOST_DEVICE constexpr int64_t plan_words(int64_t num_requests) { return kPlanHeaderWords + 4 * num_requests + 3; }
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+CHUNKATTN_HOST_DEVICE inline int64_t smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
+CHUNKATTN_HOST_DEVICE inline int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
+CHUNKATTN_HOST_DEVICE inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+CHUNKATTN_HOST_DEVICE inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-inline uint64_t checksum(uint64_t seed, const int64_t* words, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) seed = (seed ^ static_cast<uint64_t>(words[i])) * 0x100000001b3ull;
+// Sum over (index, word) of a mixed word, so that any number of threads can add up their parts in any order.
+// The mix is the finaliser of splitmix64, which spreads every bit of its input over all of its output.
+CHUNKATTN_HOST_DEVICE inline uint64_t checksum_term(uint64_t index, int64_t word) {
+  uint64_t x = static_cast<uint64_t>(word) + (index + 1) * 0x9e3779b97f4a7c15ull;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+CHUNKATTN_HOST_DEVICE inline uint64_t checksum(uint64_t seed, const int64_t* words, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) seed += checksum_term(i, words[i]);
   return seed;
 }
 
 // First key that any row of the request can see.
-inline int64_t first_visible_key(const PlanSpec& spec, int64_t q_len, int64_t kv_len) {
+CHUNKATTN_HOST_DEVICE inline int64_t first_visible_key(const PlanSpec& spec, int64_t q_len, int64_t kv_len) {
   if (spec.window_left < 0 || kv_len - q_len <= spec.window_left) return 0;
-  return std::min(kv_len - q_len - spec.window_left, kv_len);
+  return smaller_of(kv_len - q_len - spec.window_left, kv_len);
 }
 
 // Where the first split of the request begins. Invariant splits lie at absolute multiples of their length.
-inline int64_t split_origin(const PlanSpec& spec, int64_t q_len, int64_t kv_len) {
+CHUNKATTN_HOST_DEVICE inline int64_t split_origin(const PlanSpec& spec, int64_t q_len, int64_t kv_len) {
   const int64_t unit = spec.invariant ? spec.invariant_split : spec.kv_tile;
   return first_visible_key(spec, q_len, kv_len) / unit * unit;
 }
 
 class Plan {
  public:
-  explicit Plan(const int64_t* words) : header_(reinterpret_cast<const PlanHeader*>(words)) {
+  CHUNKATTN_HOST_DEVICE explicit Plan(const int64_t* words) : header_(reinterpret_cast<const PlanHeader*>(words)) {
     const int64_t n = header_->num_requests + 1;
     decode_items_ = words + kPlanHeaderWords;
     prefill_items_ = decode_items_ + n;
@@ -76,23 +88,23 @@ class Plan {
     split_len_ = partial_base_ + n;
   }
 
-  const PlanHeader& header() const { return *header_; }
-  const PlanSpec& spec() const { return header_->spec; }
+  CHUNKATTN_HOST_DEVICE const PlanHeader& header() const { return *header_; }
+  CHUNKATTN_HOST_DEVICE const PlanSpec& spec() const { return header_->spec; }
 
-  WorkItem decode_item(int64_t number, const int32_t* cu_seqlens_q, const int32_t* seq_lens) const {
+  CHUNKATTN_HOST_DEVICE WorkItem decode_item(int64_t number, const int32_t* cu_seqlens_q, const int32_t* seq_lens) const {
     int64_t rest;
     WorkItem item = start(decode_items_, number, cu_seqlens_q, seq_lens, &rest);
     item.is_decode = true;
     const int64_t heads = spec().decode_heads;
     split(item, rest % item.num_splits, number, cu_seqlens_q, seq_lens);
     item.kv_head_begin = rest / item.num_splits * heads;
-    item.kv_head_end = std::min(item.kv_head_begin + heads, spec().num_kv_heads);
+    item.kv_head_end = smaller_of(item.kv_head_begin + heads, spec().num_kv_heads);
     item.row_begin = 0;
     return item;
   }
 
   // Row tiles run from the last to the first: under a causal mask the last rows see most keys.
-  WorkItem prefill_item(int64_t number, const int32_t* cu_seqlens_q, const int32_t* seq_lens) const {
+  CHUNKATTN_HOST_DEVICE WorkItem prefill_item(int64_t number, const int32_t* cu_seqlens_q, const int32_t* seq_lens) const {
     int64_t rest;
     WorkItem item = start(prefill_items_, number, cu_seqlens_q, seq_lens, &rest);
     const int64_t tiles = ceil_div(item.row_end, spec().tile_rows);
@@ -101,28 +113,42 @@ class Plan {
     item.kv_head_begin = rest / tiles;
     item.kv_head_end = item.kv_head_begin + 1;
     item.row_begin = (tiles - 1 - rest % tiles) * spec().tile_rows;
-    item.row_end = std::min(item.row_begin + spec().tile_rows, item.row_end);
+    item.row_end = smaller_of(item.row_begin + spec().tile_rows, item.row_end);
     return item;
   }
 
  private:
-  WorkItem start(const int64_t* items, int64_t number, const int32_t* cu_seqlens_q, const int32_t* seq_lens,
+  // The request whose items include the one of this number: the last one that begins at or before it.
+  CHUNKATTN_HOST_DEVICE static int64_t owner(const int64_t* items, int64_t num_requests, int64_t number) {
+    int64_t low = 0, high = num_requests;  // items[low] <= number < items[high]
+    while (high - low > 1) {
+      const int64_t middle = (low + high) / 2;
+      if (items[middle] <= number) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+
+  CHUNKATTN_HOST_DEVICE WorkItem start(const int64_t* items, int64_t number, const int32_t* cu_seqlens_q, const int32_t* seq_lens,
                  int64_t* rest) const {
     const int64_t n = header_->num_requests;
     WorkItem item;
-    item.request = std::upper_bound(items, items + n + 1, number) - items - 1;
+    item.request = owner(items, n, number);
     *rest = number - items[item.request];
     const int64_t q_len = cu_seqlens_q[item.request + 1] - cu_seqlens_q[item.request];
     const int64_t kv_len = seq_lens[item.request];
     item.row_end = q_len * spec().group();
     const int64_t length = split_len_[item.request];
     const int64_t span = kv_len - split_origin(spec(), q_len, kv_len);
-    item.num_splits = length ? std::max<int64_t>(1, ceil_div(span, length)) : 1;
+    item.num_splits = length ? larger_of(1, ceil_div(span, length)) : 1;
     item.partial_base = partial_base_[item.request];
     return item;
   }
 
-  void split(WorkItem& item, int64_t split, int64_t arrival, const int32_t* cu_seqlens_q,
+  CHUNKATTN_HOST_DEVICE void split(WorkItem& item, int64_t split, int64_t arrival, const int32_t* cu_seqlens_q,
              const int32_t* seq_lens) const {
     const int64_t q_len = cu_seqlens_q[item.request + 1] - cu_seqlens_q[item.request];
     const int64_t kv_len = seq_lens[item.request];
@@ -131,19 +157,18 @@ class Plan {
     item.split = split;
     item.arrival = arrival - split;
     item.kv_begin = item.num_splits > 1 ? origin + split * length : origin;
-    item.kv_end = item.num_splits > 1 ? std::min(item.kv_begin + length, kv_len) : kv_len;
+    item.kv_end = item.num_splits > 1 ? smaller_of(item.kv_begin + length, kv_len) : kv_len;
   }
 
   const PlanHeader* header_;
   const int64_t *decode_items_, *prefill_items_, *partial_base_, *split_len_;
 };
 
+// Of the words cu_seqlens_q[1], seq_lens[0], cu_seqlens_q[2], seq_lens[1], …
 inline int64_t lengths_checksum(const int32_t* cu_seqlens_q, const int32_t* seq_lens, int64_t num_requests) {
-  uint64_t sum = 0xcbf29ce484222325ull;
-  for (int64_t i = 0; i < num_requests; ++i) {
-    const int64_t pair[2] = {cu_seqlens_q[i + 1], seq_lens[i]};
-    sum = checksum(sum, pair, 2);
-  }
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < num_requests; ++i)
+    sum += checksum_term(2 * i, cu_seqlens_q[i + 1]) + checksum_term(2 * i + 1, seq_lens[i]);
   return static_cast<int64_t>(sum);
 }
 
