@@ -1,12 +1,14 @@
 """The tensors that a launch may touch: those its callers can name.
 
 A launcher passes raw addresses. Which memory they belong to, and what it is called in a message, is found in the
-local variables of the Python functions that led to the launch.
+local variables of the Python functions that led to the launch. Arguments of an op of the library (`chunkattn.args`)
+are called by their names there, and what the op's schema does not declare as written is read-only.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Iterator
 from types import FrameType
@@ -61,18 +63,55 @@ def storage_buffer(tensor: torch.Tensor, name: str) -> Buffer:
     return Buffer(storage.data_ptr(), storage.nbytes(), name)
 
 
+@functools.cache
+def _written_arguments(fields: tuple[str, ...]) -> frozenset[str] | None:
+    """The arguments that the op with these ones writes; None if no op of the library has them."""
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("chunkattn::"):
+            arguments = torch._C._get_schema(name, "").arguments
+            if tuple(argument.name for argument in arguments) == fields:
+                return frozenset(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write)
+    return None
+
+
+def _op_arguments(value: Any) -> Iterator[Buffer]:
+    """The tensors of an argument tuple of one of the library's ops."""
+    fields = getattr(type(value), "_fields", None)
+    if fields is None or type(value).__module__ != "chunkattn.args":
+        return
+    written = _written_arguments(fields)
+    for name, tensor in zip(fields, value):
+        if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" and tensor.numel():
+            writable = written is None or name in written
+            yield dataclasses.replace(storage_buffer(tensor, name), writable=writable)
+
+
 def buffers_in_scope() -> list[Buffer]:
-    """Buffers of all tensors that the calling functions hold; the innermost name of a memory wins."""
+    """Buffers of all tensors that the calling functions hold.
+
+    Arguments of the library's ops come first; otherwise the innermost name of a memory wins.
+    """
+    arguments: dict[int, Buffer] = {}
     found: dict[int, Buffer] = {}
     seen: set[int] = set()
     for frame in _frames(sys._getframe(1)):
         if frame.f_globals.get("__name__") in _OWN_MODULES:
             continue
         for name, value in list(frame.f_locals.items()):
+            for buffer in _op_arguments(value):
+                known = arguments.get(buffer.address)
+                if known is None:
+                    arguments[buffer.address] = buffer
+                elif buffer.name != known.name or buffer.writable != known.writable:
+                    names = known.name.split("/")
+                    label = known.name if buffer.name in names else f"{known.name}/{buffer.name}"
+                    arguments[buffer.address] = dataclasses.replace(
+                        known, name=label, writable=known.writable or buffer.writable
+                    )
             for label, tensor in _tensors_of(value, name, _MAX_DEPTH, seen):
                 if tensor.device.type != "cpu" or tensor.layout != torch.strided:
                     continue
                 buffer = storage_buffer(tensor, label)
                 if buffer.size and buffer.address not in found:
                     found[buffer.address] = buffer
-    return list(found.values())
+    return [*arguments.values(), *(buffer for buffer in found.values() if buffer.address not in arguments)]

@@ -46,10 +46,18 @@ class Session:
             self.pinned.append(storage_buffer(tensor, name))
 
     def buffers(self, extra: Sequence[Buffer] = ()) -> list[Buffer]:
-        """Memory that a launch may touch: pinned first, then what its callers hold."""
-        pinned = {buffer.address for buffer in self.pinned}
-        scope = [buffer for buffer in buffers_in_scope() if buffer.address not in pinned]
-        return [*self.pinned, *scope, *extra]
+        """Memory that a launch may touch: what is pinned, what its callers hold, what the launcher knows.
+
+        Where they lie in one another the first one decides on the name and the rights.
+        """
+        kept = list(self.pinned)
+        pinned = {buffer.address for buffer in kept}
+        for buffer in (*buffers_in_scope(), *extra):
+            end = buffer.address + buffer.size
+            known = any(b.address <= buffer.address and end <= b.address + b.size for b in kept)
+            if not known and buffer.address not in pinned:
+                kept.append(buffer)
+        return kept
 
     def launch(
         self,
@@ -98,6 +106,15 @@ def _add(total: dict[str, Any], more: dict[str, Any]) -> None:
             total[name] = total.get(name, 0) + value
 
 
+def _stand_in(session: Session) -> contextlib.AbstractContextManager[None]:
+    """CPU tensors lie on the emulated GPU for `chunkattn`'s backends, where it is installed."""
+    if importlib.util.find_spec("chunkattn") is None:
+        return contextlib.nullcontext()
+    from chunkattn.backends import device
+
+    return device.stand_in("cpu", device.Gpu.of_arch(session.arch, session.multiprocessors))
+
+
 _active: list[Session] = []
 
 
@@ -132,7 +149,10 @@ def emulated(
     Args:
         arch: 80 or 90: what kernels are compiled for and what host code is told.
         options: schedule and checks.
+        multiprocessors: what host code is told.
         strict: raise KernelError for anything found; else read `session.launches`.
+
+    CPU tensors count as those of such a GPU for the library's own backends.
 
     Raises:
         ValueError: another architecture.
