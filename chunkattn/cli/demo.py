@@ -15,7 +15,7 @@ import chunkattn
 from chunkattn.cli.scenario import PAGE_SIZE, Scenario, ScenarioRun, build_scenario, built_in_document
 from chunkattn.extras import require
 from chunkattn.models import Model, load_model
-from chunkattn.scheduler import StepRecord
+from chunkattn.serving import StepRecord
 
 
 @dataclass(frozen=True)

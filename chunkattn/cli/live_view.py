@@ -13,7 +13,8 @@ from rich.text import Text
 
 from chunkattn.cli.scenario import DOCUMENT, ScenarioRun
 from chunkattn.models import StreamingText, Tokenizer
-from chunkattn.scheduler import Request, StepRecord
+from chunkattn.scheduler import Request
+from chunkattn.serving import StepRecord
 
 # A wait that a reader notices.
 _NOTICEABLE_S = 0.4

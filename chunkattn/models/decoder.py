@@ -7,6 +7,8 @@ ragged batch. The pass is the same for both; nothing asks which request is in wh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,15 @@ from chunkattn.models.config import ModelConfig
 from chunkattn.models.rope import rope_tables
 from chunkattn.models.weights import DecoderWeights, LayerWeights
 from chunkattn.types import Batch, PagedKV, Plan, Rope
+
+
+class _Step(NamedTuple):
+    """What every layer of a step shares."""
+
+    batch: Batch
+    rope: Rope
+    tree_mask: Tensor | None
+    workspace: Tensor | None
 
 
 class Decoder:
@@ -74,7 +85,16 @@ class Decoder:
         ]
 
     @torch.inference_mode()
-    def forward(self, input_ids: Tensor, batch: Batch, cache: Sequence[PagedKV], logits_indices: Tensor) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        batch: Batch,
+        cache: Sequence[PagedKV],
+        logits_indices: Tensor,
+        *,
+        positions: Tensor | None = None,
+        tree_mask: Tensor | None = None,
+    ) -> Tensor:
         """Runs one step.
 
         Args:
@@ -82,19 +102,28 @@ class Decoder:
             batch: lengths and page tables of the requests.
             cache: one `PagedKV` per layer; the new tokens' keys and values are written into it.
             logits_indices: [n] int64, the rows of ``input_ids`` whose next-token logits are wanted.
+            positions: [T] int64, where tokens do not follow one another: guesses that branch.
+            tree_mask: int32 [T, words], which of its request's new tokens a row sees; as in `chunkattn.attention`.
 
         Returns:
             [n, vocab_size] fp32 logits.
+
+        Raises:
+            ValueError: a tree on a model with a sliding window, which counts by slot and not along a branch.
         """
+        if tree_mask is not None and any(window is not None for window in self.config.windows):
+            raise ValueError("tree_mask: expected a model without sliding windows")
         weights, config = self.weights, self.config
         # Lengths are the same in every layer, so the step is planned once for each kind of window.
         plans = {window: self._plan(batch, cache[0], window) for window in set(config.windows)}
         size = max(plan.workspace_bytes for plan in plans.values())
         workspace = torch.empty(size, dtype=torch.uint8, device=self.device) if size else None
+        rope = self._rope if positions is None else replace(self._rope, positions=positions)
+        step = _Step(batch, rope, tree_mask, workspace)
         hidden = F.embedding(input_ids, weights.embedding)
         for layer, pool, window in zip(weights.layers, cache, config.windows, strict=True):
             normed = _rms_norm(hidden, layer.attention_norm, config.rms_norm_eps)
-            hidden = hidden + self._attention(normed, layer, pool, batch, plans[window], window, workspace)
+            hidden = hidden + self._attention(normed, layer, pool, step, plans[window], window)
             hidden = hidden + _mlp(_rms_norm(hidden, layer.mlp_norm, config.rms_norm_eps), layer)
         # Only rows somebody samples from: the vocabulary product of a whole prompt would dwarf everything else.
         last = _rms_norm(hidden[logits_indices], weights.final_norm, config.rms_norm_eps)
@@ -118,12 +147,11 @@ class Decoder:
         hidden: Tensor,
         layer: LayerWeights,
         pool: PagedKV,
-        batch: Batch,
+        step: _Step,
         plan: Plan,
         window: int | None,
-        workspace: Tensor | None,
     ) -> Tensor:
-        config = self.config
+        config, batch = self.config, step.batch
         q, k, v = self._project(hidden, layer)
         # Writes K (rotated) and V into their pages, and rotates q in place.
         chunkattn.append_kv(
@@ -134,7 +162,7 @@ class Decoder:
             batch.block_table,
             batch.cu_seqlens_q,
             batch.seq_lens,
-            rope=self._rope,
+            rope=step.rope,
             q=q,
             backend=self.backend,
         )
@@ -147,9 +175,10 @@ class Decoder:
             batch.cu_seqlens_q,
             batch.seq_lens,
             window=_beside(window),
+            tree_mask=step.tree_mask,
             out=out,
             plan=plan,
-            workspace=workspace,
+            workspace=step.workspace,
             backend=self.backend,
         )
         return F.linear(out.reshape(-1, config.num_q_heads * config.head_dim), layer.output, layer.output_bias)

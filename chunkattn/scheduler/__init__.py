@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from chunkattn.scheduler.batch import Chunk, ScheduledBatch, StepMetadata
+from chunkattn.scheduler.batch import Chunk, ScheduledBatch
 from chunkattn.scheduler.config import SchedulerConfig
-from chunkattn.scheduler.engine import Engine, StepRecord
-from chunkattn.scheduler.executor import Executor, ModelExecutor
-from chunkattn.scheduler.metrics import RequestTimes, request_times
-from chunkattn.scheduler.pages import PagePool
+from chunkattn.scheduler.pages import CachedPage, PagePool
+from chunkattn.scheduler.policy import Fair, Fcfs, Policy, Sjf
 from chunkattn.scheduler.request import Request, Status, slots_needed
 from chunkattn.scheduler.scheduler import Scheduler
 
 __all__ = [
+    "CachedPage",
     "Chunk",
-    "Engine",
-    "Executor",
-    "ModelExecutor",
+    "Fair",
+    "Fcfs",
     "PagePool",
+    "Policy",
     "Request",
-    "RequestTimes",
     "ScheduledBatch",
     "Scheduler",
     "SchedulerConfig",
+    "Sjf",
     "Status",
-    "StepMetadata",
-    "StepRecord",
-    "request_times",
     "slots_needed",
 ]

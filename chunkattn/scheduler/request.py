@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 
 class Status(enum.Enum):
@@ -22,12 +23,10 @@ class Status(enum.Enum):
         return self in (Status.FINISHED_STOPPED, Status.FINISHED_LENGTH, Status.FINISHED_ABORTED)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Request:
-    """A prompt and the tokens sampled after it.
-
-    The first five fields are the caller's, the others belong to the scheduler. Sampled tokens stay apart from the
-    prompt, so that a preempted request goes on counting towards ``max_tokens`` where it was.
+    """A prompt and the tokens sampled after it. Fields up to `num_external_tokens` are the caller's, the others the
+    scheduler's. Outputs stay apart from the prompt, so that a resumed request still counts towards ``max_tokens``.
 
     Attributes:
         request_id: unique among the requests of a scheduler.
@@ -35,12 +34,20 @@ class Request:
         max_tokens: most tokens to sample, at least 1.
         eos_token_ids: tokens that end the answer; they are part of the output.
         arrival_time: seconds on the engine's clock; earlier requests go first.
+        client_id: whose share it counts against under the fair policy.
+        extra_keys: what else decides the keys and values, as typed pairs such as ("adapter", "x"); pages are shared
+            only where these are equal.
+        num_external_tokens: leading tokens whose keys and values the caller writes into the pages before the first
+            step, as a prefill worker does for a decode worker; less than the known tokens.
         output_token_ids: tokens sampled so far.
         num_computed_tokens: leading tokens whose keys and values are in the cache.
+        num_cached_tokens: those of them that the prefix cache gave at the last admission.
         prefill_until: tokens known when the request was last admitted; up to here it prefills, after it decodes.
         block_table: ids of its pages, in order.
+        page_keys, num_committed, chain: keys of its full pages, how many are in the cache, and the last of these.
         num_preemptions: how often it lost its pages.
-        sequence_number: order of arrival at the scheduler; breaks ties.
+        num_charged_tokens: leading tokens the policy has been told of.
+        key: its place in policy order; smaller goes first.
     """
 
     request_id: str
@@ -48,13 +55,22 @@ class Request:
     max_tokens: int
     eos_token_ids: frozenset[int] = frozenset()
     arrival_time: float = 0.0
+    client_id: str = ""
+    extra_keys: tuple[tuple[str, str], ...] = ()
+    num_external_tokens: int = 0
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
     prefill_until: int = 0
     block_table: list[int] = field(default_factory=list)
+    page_keys: list[tuple[bytes, bytes]] = field(default_factory=list)
+    num_committed: int = 0
+    chain: Any = None
     status: Status = Status.WAITING
     num_preemptions: int = 0
+    num_charged_tokens: int = 0
     sequence_number: int = -1
+    key: tuple[float, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -63,11 +79,8 @@ class Request:
 
     @property
     def is_decode(self) -> bool:
-        """Whether the next token to compute follows a sampled one.
-
-        The state tells, not the length of the chunk: the last chunk of a prompt, or of a replay after a preemption,
-        may be one token long and is a prefill all the same.
-        """
+        """Whether the next token to compute follows a sampled one. The state tells, not the length of the chunk: the
+        last chunk of a prompt, or of a replay after a preemption, may be one token long and is a prefill."""
         return self.num_computed_tokens >= self.prefill_until
 
     def tokens(self, start: int, end: int) -> list[int]:
@@ -76,9 +89,10 @@ class Request:
         known = list(prompt[start:end])
         return known + self.output_token_ids[max(start - len(prompt), 0) : max(end - len(prompt), 0)]
 
-    def is_complete(self) -> Status | None:
-        """The status the outputs end the request with, or None while it goes on."""
-        if self.output_token_ids and self.output_token_ids[-1] in self.eos_token_ids:
+    def take(self, token: int) -> Status | None:
+        """Adds a sampled token; returns the status that it ends the request with, or None while it goes on."""
+        self.output_token_ids.append(token)
+        if token in self.eos_token_ids:
             return Status.FINISHED_STOPPED
         return Status.FINISHED_LENGTH if len(self.output_token_ids) >= self.max_tokens else None
 

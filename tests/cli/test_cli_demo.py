@@ -24,7 +24,7 @@ from chunkattn.cli.scenario import (
 )
 from chunkattn.models import load_model
 from chunkattn.models.activation_memory import peak_activation_bytes
-from chunkattn.scheduler import StepRecord
+from chunkattn.serving import StepMetadata, StepRecord
 
 WORDS_IN_DOCUMENT = 300
 
@@ -162,7 +162,7 @@ def test_measuring_memory_changes_nothing_else(model_dir: Path) -> None:
     peak = demo_run.peak_activation_bytes()
 
     def peak_of(step: StepRecord) -> int:
-        metadata = step.batch.to_metadata(PAGE_SIZE)
+        metadata = StepMetadata.of(step.batch, PAGE_SIZE)
         return peak_activation_bytes(lambda: demo_run._executor.forward(metadata), torch.device("cpu"))
 
     inputs = 8 * 3 * 32 * 2  # the metadata's own tensors, at most

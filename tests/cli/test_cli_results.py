@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chunkattn.cli.results import RunResult, as_json, result_of
-from chunkattn.scheduler import RequestTimes
+from chunkattn.serving import RequestTimes
 
 
 class KnownRun:

@@ -10,7 +10,8 @@ import torch
 from checkpoint import TINY_LLAMA, formula_tokens, llama_shapes, write_checkpoint
 
 from chunkattn.models import Decoder, hf_directory
-from chunkattn.scheduler import Engine, ModelExecutor, Request, Scheduler, SchedulerConfig
+from chunkattn.scheduler import Request, Scheduler, SchedulerConfig
+from chunkattn.serving import Engine, ModelExecutor
 from chunkattn.types import Batch
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "transformers.json").read_text())

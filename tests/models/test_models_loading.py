@@ -13,7 +13,8 @@ from checkpoint import TINY_LLAMA, llama_shapes, write_checkpoint, write_tokeniz
 
 from chunkattn import extras
 from chunkattn.models import StreamingText, Tokenizer, load_model, smollm2
-from chunkattn.scheduler import Engine, ModelExecutor, Request, Scheduler, SchedulerConfig
+from chunkattn.scheduler import Request, Scheduler, SchedulerConfig
+from chunkattn.serving import Engine, ModelExecutor
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}{% if add_generation_prompt %}assistant{% endif %}"

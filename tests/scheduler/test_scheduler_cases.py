@@ -3,41 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hash_model import HashModel, generate
+from hash_model import expected
+from hash_run import HashRun as Run
 
-from chunkattn.scheduler import Request, Scheduler, SchedulerConfig, Status, slots_needed
-
-
-class Run:
-    """A scheduler over the hash model that keeps every batch."""
-
-    def __init__(self, *, budget: int | None, seqs: int = 4, page: int = 16, pages: int = 64, **options: int) -> None:
-        config = SchedulerConfig(token_budget=budget, max_num_seqs=seqs, page_size=page, num_pages=pages, **options)
-        self.scheduler = Scheduler(config)
-        self.model = HashModel(pages, page)
-        self.batches = []
-
-    def add(self, name: str, prompt_len: int, max_tokens: int) -> Request:
-        request = Request(name, [(i * 7 + len(name)) % 50 for i in range(prompt_len)], max_tokens)
-        self.scheduler.add_request(request)
-        return request
-
-    def step(self) -> list[tuple[str, int, bool, bool]]:
-        batch = self.scheduler.schedule()
-        self.batches.append(batch)
-        self.scheduler.update(batch, self.model(batch))
-        return [(c.request.request_id, c.num_tokens, c.is_decode, c.samples) for c in batch.chunks]
-
-    def drain(self) -> list[list[tuple[str, int, bool, bool]]]:
-        steps = []
-        while self.scheduler.has_work:
-            steps.append(self.step())
-            assert len(steps) < 1000
-        return steps
-
-
-def expected(request: Request) -> list[int]:
-    return generate(list(request.prompt_token_ids), request.max_tokens, request.eos_token_ids)
+from chunkattn.scheduler import Request, SchedulerConfig, Status, slots_needed
 
 
 @pytest.mark.parametrize("prompt_len", [47, 48, 49, 63])

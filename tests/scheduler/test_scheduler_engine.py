@@ -7,7 +7,8 @@ import itertools
 import pytest
 from hash_model import HashModel
 
-from chunkattn.scheduler import Engine, Request, Scheduler, SchedulerConfig, request_times
+from chunkattn.scheduler import Request, Scheduler, SchedulerConfig
+from chunkattn.serving import Engine, request_times
 
 
 def make_engine() -> Engine:

@@ -80,7 +80,9 @@ ABOVE = {
     "chunkattn.plan": ("api", "ops", "scheduler", "models", "cli", "testing"),
     "chunkattn.ops": ("api", "scheduler", "models", "cli", "testing"),
     "chunkattn.api": ("scheduler", "models", "cli", "testing"),
-    "chunkattn.scheduler": ("cli", "testing"),
+    "chunkattn.scheduler": ("serving", "simulation", "models", "cli", "testing"),
+    "chunkattn.serving": ("simulation", "cli", "testing"),
+    "chunkattn.simulation": ("cli", "testing"),
     "chunkattn.models": ("cli", "testing", "backends", "ops"),
     "chunkattn.backends": ("api", "ops", "scheduler", "models", "cli", "testing"),
 }

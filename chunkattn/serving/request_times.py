@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from chunkattn.scheduler.engine import StepRecord
+from chunkattn.serving.engine import StepRecord
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chunkattn.scheduler.batch import ScheduledBatch
-from chunkattn.scheduler.executor import Executor
-from chunkattn.scheduler.request import Request
-from chunkattn.scheduler.scheduler import Scheduler
+from chunkattn.scheduler import Request, ScheduledBatch, Scheduler
+from chunkattn.serving.executor import Executor
 
 
 @dataclass(frozen=True)
@@ -20,12 +18,14 @@ class StepRecord:
         batch: its work.
         start, end: seconds on the engine's clock.
         tokens: the (request, token) pairs it gave.
+        host_seconds: what scheduling took before and after the step, in real time.
     """
 
     batch: ScheduledBatch
     start: float
     end: float
     tokens: tuple[tuple[Request, int], ...]
+    host_seconds: float = 0.0
 
 
 class Engine:
@@ -33,11 +33,17 @@ class Engine:
 
     Attributes:
         scheduler: what runs next.
-        steps: every step so far.
+        executor: what computes.
+        steps: every step so far, unless a recorder takes them.
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, *, clock: Callable[[], float] = time.perf_counter
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        recorder: Callable[[StepRecord], None] | None = None,
     ) -> None:
         """Wires the parts.
 
@@ -45,11 +51,13 @@ class Engine:
             scheduler: decides.
             executor: computes; must have finished when it returns.
             clock: seconds, monotonic.
+            recorder: called with every step instead of keeping it.
         """
         self.scheduler = scheduler
+        self.executor = executor
         self.steps: list[StepRecord] = []
-        self._executor = executor
         self._clock = clock
+        self._record = recorder or self.steps.append
 
     def add_request(self, request: Request) -> None:
         """Queues a request that arrives now.
@@ -68,11 +76,16 @@ class Engine:
         """
         if not self.scheduler.has_work:
             raise RuntimeError("step: expected a waiting or running request, got none")
-        start = self._clock()
+        start, began = self._clock(), time.perf_counter()
         batch = self.scheduler.schedule()
-        tokens = self.scheduler.update(batch, self._executor(batch))
-        self.steps.append(StepRecord(batch, start, self._clock(), tuple(tokens)))
-        return self.steps[-1]
+        scheduled = time.perf_counter()
+        sampled = self.executor(batch)
+        executed = time.perf_counter()
+        tokens = self.scheduler.update(batch, sampled)
+        host = time.perf_counter() - executed + scheduled - began
+        record = StepRecord(batch, start, self._clock(), tuple(tokens), host)
+        self._record(record)
+        return record
 
     def run(self) -> None:
         """Steps until every request is finished."""
