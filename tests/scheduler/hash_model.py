@@ -46,6 +46,10 @@ class HashModel:
         self.num_accepted = 0
 
     def __call__(self, batch: ScheduledBatch) -> dict[str, int | list[int]]:
+        if self.scheduler is not None:  # what nobody holds and nobody can find may be gone
+            for page in self.scheduler.pool._free:
+                if self.scheduler.pool._content[page] is None:
+                    self.poison(page)
         drafts = {chunk.request.request_id: guess(chunk) for chunk in batch.chunks if chunk.num_drafts}
         step = StepMetadata.of(batch, self.page_size, drafts=drafts)
         ids, positions, slots = (t.tolist() for t in (step.input_ids, step.positions, step.slot_mapping))
@@ -78,8 +82,11 @@ class HashModel:
             assert self.scheduler.pool._content[page] is None, "a page that others can find is written"
             assert value[1] >= chunk.request.num_cached_tokens, "a cached token is computed"
         if slot % self.page_size == 0:  # the page's first write: whoever had it before is gone
-            self.cache[slot : slot + self.page_size] = [None] * self.page_size
+            self.poison(page)
         self.cache[slot] = value
+
+    def poison(self, page: int) -> None:
+        self.cache[page * self.page_size : (page + 1) * self.page_size] = [None] * self.page_size
 
     def read(self, pages: list[int], seq_len: int, extra: object) -> int:
         seen = [self.cache[pages[p // self.page_size] * self.page_size + p % self.page_size] for p in range(seq_len)]

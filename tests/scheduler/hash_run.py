@@ -42,6 +42,8 @@ class HashRun:
     def step(self) -> list[Row]:
         batch = self.scheduler.schedule()
         self.batches.append(batch)
+        for chunk in batch.chunks:
+            assert len(chunk.request.output_token_ids) + chunk.num_drafts < chunk.request.max_tokens
         self.scheduler.update(batch, self.model(batch))
         return [(c.request.request_id, c.num_tokens, c.is_decode, c.samples) for c in batch.chunks]
 

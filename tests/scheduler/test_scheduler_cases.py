@@ -106,6 +106,41 @@ def test_replay_after_preemption_is_a_prefill_with_one_sample() -> None:
     assert len(late.output_token_ids) == 12
 
 
+def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
+    run = Run(budget=8, seqs=2, page=4, pages=7)
+    run.add("early", 3, 13)
+    run.add("late", 3, 12)
+    run.step()
+    run.add("tiny", 1, 1, arrival_time=-1.0)  # the first in line; there is only no place for it
+    while not run.batches[-1].preempted:
+        run.step()
+    assert [chunk.request.request_id for chunk in run.batches[-1].chunks] == ["early"]
+    assert ("tiny", 1, False, True) in run.step()
+    run.drain()
+
+
+def test_a_victim_keeps_its_place_in_line() -> None:
+    run = Run(budget=8, seqs=2, page=4, pages=7)
+    early, late = run.add("early", 3, 13), run.add("late", 3, 12)
+    run.step()
+    run.add("later", 3, 1)
+    while late.status is not Status.PREEMPTED:
+        run.step()
+    assert [request.request_id for request in run.scheduler.waiting] == ["late", "later"]
+    run.drain()
+    assert (early.output_token_ids, late.output_token_ids) == (expected(early), expected(late))
+
+
+def test_the_head_of_the_line_keeps_its_place() -> None:
+    run = Run(budget=32, seqs=3, page=4, pages=8)
+    run.add("running", 16, 4)
+    run.step()
+    run.add("large", 20, 1)
+    run.add("small", 2, 1)
+    assert [name for name, *_ in run.step()] == ["running"]
+    run.drain()
+
+
 def test_one_token_chunk_at_the_end_of_a_prompt_is_a_prefill() -> None:
     run = Run(budget=8)
     run.add("chat", 2, 5)
