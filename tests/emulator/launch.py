@@ -25,6 +25,7 @@ class Options:
         check_undefined: data that was never written reaching an address, a branch or global memory.
         check_proxies: missing fence.proxy.async, wgmma.fence, mbarrier and tensor-map visibility.
         check_mbarrier_init: demand fence.mbarrier_init (or fence.proxy.async) between mbarrier.init and TMA.
+        check_equal_writes: two unordered writes of the same bytes to shared memory are a race too.
         strict_cp_async_proxy: also demand fence.proxy.async between cp.async data and wgmma or TMA, as
             the PTX text does and no compiler emits.
         count_memory: count bank conflicts and global sectors as well.
@@ -39,6 +40,7 @@ class Options:
     check_undefined: bool = True
     check_proxies: bool = True
     check_mbarrier_init: bool = True
+    check_equal_writes: bool = True
     strict_cp_async_proxy: bool = False
     count_memory: bool = False
     shared_fill: int = 0xFF

@@ -398,3 +398,13 @@ def test_every_body_is_accepted_by_ptxas() -> None:
     for case in CASES:
         text = snippet.kernel_text(case.body.format(**case.parts), SHARED)
         assert snippet.ptxas_error(text) is None, case.name
+
+
+@pytest.mark.parametrize("value", ["%lane", "%thread"])
+@pytest.mark.parametrize("check", [True, False])
+def test_unordered_writes_of_equal_bytes_may_be_allowed(check: bool, value: str) -> None:
+    """Both warps write the same words: the same values, or each its own."""
+    body = f"mov.u32 %r1, tile; shl.b32 %r2, %lane, 2; add.u32 %r1, %r1, %r2; st.shared.u32 [%r1], {value};"
+    options = Options(check_equal_writes=check)
+    _, result = snippet.run(body, threads=64, module=SHARED, options=options)
+    assert (result.kinds == {"shared-race"}) == (check or value == "%thread")

@@ -107,6 +107,8 @@ INTEGER_CASES = [
     IntegerCase("mul.hi.s32 %r3, %r1, %r2;", lambda a, b: signed(a) * signed(b) >> 32),
     IntegerCase("mad.lo.s32 %r3, %r1, %r2, 17;", lambda a, b: a * b + 17),
     IntegerCase("min.s32 %r3, %r1, %r2;", lambda a, b: min(signed(a), signed(b))),
+    IntegerCase("min.relu.s32 %r3, %r1, %r2;", lambda a, b: max(min(signed(a), signed(b)), 0)),
+    IntegerCase("max.relu.s32 %r3, %r1, %r2;", lambda a, b: max(signed(a), signed(b), 0)),
     IntegerCase("max.u32 %r3, %r1, %r2;", max),
     IntegerCase("and.b32 %r3, %r1, %r2;", lambda a, b: a & b),
     IntegerCase("xor.b32 %r3, %r1, %r2;", lambda a, b: a ^ b),

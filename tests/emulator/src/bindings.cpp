@@ -117,6 +117,7 @@ class Module {
     take("check_undefined", options.check_undefined);
     take("check_proxies", options.check_proxies);
     take("check_mbarrier_init", options.check_mbarrier_init);
+    take("check_equal_writes", options.check_equal_writes);
     take("strict_cp_async_proxy", options.strict_cp_async_proxy);
     take("count_memory", options.count_memory);
     take("seed", options.seed);

@@ -166,6 +166,10 @@ Handler common_integer_binary(const Opcode& op) {
   if (op.is("and")) return bits_binary([](auto a, auto b) { return a & b; }, op.cls);
   if (op.is("or")) return bits_binary([](auto a, auto b) { return a | b; }, op.cls);
   if (op.is("xor")) return bits_binary([](auto a, auto b) { return a ^ b; }, op.cls);
+  if (op.has("relu")) {  // of s32, sm_90 on
+    if (op.is("min")) return binary<s32, s32, s32>([](s32 a, s32 b) { return std::max(std::min(a, b), 0); });
+    if (op.is("max")) return binary<s32, s32, s32>([](s32 a, s32 b) { return std::max({a, b, 0}); });
+  }
   if (op.is("min")) return integer_binary([](auto a, auto b) { return a < b ? a : b; }, op);
   if (op.is("max")) return integer_binary([](auto a, auto b) { return a > b ? a : b; }, op);
   if (op.is("div")) return integer_binary(divide, op);

@@ -136,8 +136,7 @@ u8* access(Warp& warp, const Instruction& inst, Space space, u64 address, u32 by
   switch (space) {
     case Space::Shared:
     case Space::SharedCluster:
-      return inst.is_store ? write_shared(warp, inst, address, bytes, defined)
-                           : const_cast<u8*>(read_shared(warp, inst, address, bytes, defined));
+      return const_cast<u8*>(read_shared(warp, inst, address, bytes, defined));  // stores know their value
     case Space::Param:
       if (address + bytes > launch.params.size()) fail(warp, inst, "bounds", "access behind the kernel's parameters");
       return &launch.params[address];
@@ -162,6 +161,20 @@ u8* access(Warp& warp, const Instruction& inst, Space space, u64 address, u32 by
   }
 }
 
+/// The bytes that a lane stores.
+void store_value(Warp& warp, const Instruction& inst, int lane, u8* to) {
+  const int bytes = inst.element_bytes;
+  for (int k = 0; k < inst.vector_length; k++, to += bytes) {
+    const int slot = inst.operands[k];
+    if (bytes == 16) {
+      memcpy(to, warp.registers + slot + 16 * lane, 16);
+    } else {
+      const u64 value = read_slot(warp, slot, inst.classes[k], lane);
+      memcpy(to, &value, bytes);  // little endian: the low bytes come first
+    }
+  }
+}
+
 }  // namespace
 
 void exec_load_store(Warp& warp, const Instruction& inst) {
@@ -181,15 +194,21 @@ void exec_load_store(Warp& warp, const Instruction& inst) {
       for (int k = 0; k < count; k++) defined &= !(undefined[k] >> lane & 1);
     const bool sink = inst.is_store && !defined && space == Space::Global;
     if (sink) require_defined(warp, inst, 1u << lane, "value stored to global memory");
+    if (inst.is_store && (space == Space::Shared || space == Space::SharedCluster)) {
+      u8 value[64];
+      store_value(warp, inst, lane, value);
+      memcpy(write_shared(warp, inst, address, count * bytes, defined, value), value, count * bytes);
+      continue;
+    }
     u8* memory = access(warp, inst, space, address, count * bytes, lane, defined);
+    if (inst.is_store) {
+      store_value(warp, inst, lane, memory);
+      continue;
+    }
     for (int k = 0; k < count; k++, memory += bytes) {
       const int slot = inst.operands[k];
       if (bytes == 16) {
-        u8* value = warp.registers + slot + 16 * lane;
-        inst.is_store ? memcpy(memory, value, 16) : memcpy(value, memory, 16);
-      } else if (inst.is_store) {
-        const u64 value = read_slot(warp, slot, inst.classes[k], lane);
-        memcpy(memory, &value, bytes);  // little endian: the low bytes come first
+        memcpy(warp.registers + slot + 16 * lane, memory, 16);
       } else {
         write_slot(warp, slot, inst.classes[k], lane, load_element(memory, bytes, inst.sign_extend));
       }

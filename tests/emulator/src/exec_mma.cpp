@@ -164,7 +164,8 @@ void exec_stmatrix(Warp& warp, const Instruction& inst) {
   }
   for (int lane = 0; lane < 8 * inst.matrix_count; lane++) {
     address[lane] = shared_address(lane_address(warp, inst.address, lane));
-    memcpy(write_shared(warp, inst, address[lane], 16, !(undefined_rows >> lane & 1)), rows[lane], 16);
+    const u8* row = reinterpret_cast<const u8*>(rows[lane]);
+    memcpy(write_shared(warp, inst, address[lane], 16, !(undefined_rows >> lane & 1), row), row, 16);
   }
   count_matrix_rows(warp, address, inst.matrix_count);
 }

@@ -221,6 +221,7 @@ struct LaunchOptions {
   bool check_undefined = true;
   bool check_proxies = true;
   bool check_mbarrier_init = true;     // an mbarrier's init must be fenced before TMA uses it
+  bool check_equal_writes = true;      // two unordered writes of the same bytes are a race too
   bool strict_cp_async_proxy = false;  // cp.async data needs fence.proxy.async before wgmma / TMA too
   bool count_memory = false;           // bank conflicts, sectors, bytes
   AsyncMode async = AsyncMode::Lazy;

@@ -76,12 +76,12 @@ const u8* read_shared(Warp& warp, const Instruction& inst, u64 address, u32 byte
   return &target.cta->shared[target.offset];
 }
 
-u8* write_shared(Warp& warp, const Instruction& inst, u64 address, u32 bytes, bool defined) {
+u8* write_shared(Warp& warp, const Instruction& inst, u64 address, u32 bytes, bool defined, const u8* value) {
   const SharedTarget target = locate_shared(warp, inst, address, bytes, true);
   target.cta->shared_version++;
   if (tracks_shared(*warp.cta->launch)) {
     check_not_barrier(warp, inst, target, bytes);
-    target.cta->shadow.write(*target.cta, warp, inst, warp_accessor(warp), target.offset, bytes);
+    target.cta->shadow.write(*target.cta, warp, inst, warp_accessor(warp), target.offset, bytes, value);
     if (!defined) target.cta->shadow.set_defined(target.offset, bytes, false);
   }
   return &target.cta->shared[target.offset];

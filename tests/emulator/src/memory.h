@@ -28,8 +28,9 @@ inline bool tracks_shared(const Launch& launch) {
 
 /// Plain read of shared memory with all checks; `defined` is cleared where bytes are undefined.
 const u8* read_shared(Warp& warp, const Instruction& inst, u64 address, u32 bytes, bool& defined);
-/// Plain write; the caller fills the bytes. defined: whether the data is.
-u8* write_shared(Warp& warp, const Instruction& inst, u64 address, u32 bytes, bool defined);
+/// Plain write; the caller fills the bytes. defined: whether the data is; value: what will be written, if known.
+u8* write_shared(Warp& warp, const Instruction& inst, u64 address, u32 bytes, bool defined,
+                 const u8* value = nullptr);
 
 /// Bounds, alignment and permission of a global access.
 Allocation& locate_global(Warp& warp, const Instruction& inst, u64 address, u32 bytes, bool is_write,

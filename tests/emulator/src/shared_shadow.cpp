@@ -114,8 +114,14 @@ bool SharedShadow::read(Cta& cta, Warp& warp, const Instruction& inst, const Acc
   return defined;
 }
 
+/// Whether a write leaves the bytes of a word as they are.
+static bool writes_the_same(const Cta& cta, const u8* value, u32 word, u32 offset, u32 bytes) {
+  const u32 begin = std::max(word * 4, offset), end = std::min(word * 4 + 4, offset + bytes);
+  return !memcmp(&cta.shared[begin], value + (begin - offset), end - begin);
+}
+
 void SharedShadow::write(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, u32 offset,
-                         u32 bytes) {
+                         u32 bytes, const u8* value) {
   const LaunchOptions& options = cta.launch->options;
   const u32 first = offset / 4, last = (offset + bytes - 1) / 4;
   const int pc = pc_of(warp, inst);
@@ -133,7 +139,10 @@ void SharedShadow::write(Cta& cta, Warp& warp, const Instruction& inst, const Ac
       shadow.written |= mask;
     } else {
       if (shadow.writer != kNobody && shadow.writer != who.agent && (shadow.written & mask)) {
-        if (!writer_is_ordered(shadow, who))
+        if (!options.check_equal_writes && value && !writer_is_ordered(shadow, who) &&
+            writes_the_same(cta, value, word, offset, bytes)) {
+          // The same value from several warps, as Triton stores what many threads hold alike.
+        } else if (!writer_is_ordered(shadow, who))
           report_race(cta, warp, inst, who, "write", word, shadow.writer, shadow.tick, writer_pc_[word]);
         else if (who.async_proxy && options.check_proxies && shadow.writer < cluster_warps_ &&
                  shadow.tick > who.view->fenced.get(shadow.writer))

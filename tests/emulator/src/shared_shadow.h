@@ -60,7 +60,9 @@ class SharedShadow {
   /// Checks and records a read; returns whether all bytes are defined.
   bool read(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, u32 offset, u32 bytes,
             bool record = true);
-  void write(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, u32 offset, u32 bytes);
+  /// value: the bytes about to be written, if known; an unordered write of what is there already may be allowed.
+  void write(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, u32 offset, u32 bytes,
+             const u8* value = nullptr);
 
   /// An atomic: like a write, but atomics do not race with each other.
   void atomic(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, u32 offset, u32 bytes);
