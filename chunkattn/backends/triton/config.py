@@ -85,19 +85,28 @@ def choose(head_dim: int, head_dim_v: int, dtype: torch.dtype, invariant: bool, 
     )
 
 
-def work_spec(facts: PlanArgs) -> WorkSpec:
-    """What the plan of these facts depends on besides the lengths, on the GPU of `facts.seq_lens`."""
-    device = gpu(facts.seq_lens.device)
-    assert device is not None  # supports() was asked before
-    config = choose(facts.head_dim, facts.head_dim_v, facts.dtype, facts.invariant, device)
+def work_spec_of(
+    device: Gpu,
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    head_dim_v: int,
+    dtype: torch.dtype,
+    *,
+    causal: bool = True,
+    window: tuple[int, int] = (-1, -1),
+    invariant: bool = False,
+    num_splits: int = 0,
+) -> WorkSpec:
+    """What a plan depends on besides the lengths, from single facts."""
+    config = choose(head_dim, head_dim_v, dtype, invariant, device)
     return WorkSpec(
-        facts.num_q_heads,
-        facts.num_kv_heads,
-        facts.causal,
-        facts.window_left,
-        facts.window_right,
-        facts.invariant,
-        facts.num_splits,
+        num_q_heads,
+        num_kv_heads,
+        causal,
+        *window,
+        invariant,
+        num_splits,
         num_workers=device.num_sms * config.ctas_per_sm,
         items_per_worker=ITEMS_PER_WORKER,
         tile_rows=config.block_m,
@@ -106,4 +115,22 @@ def work_spec(facts: PlanArgs) -> WorkSpec:
         kv_tile=config.block_n,
         min_split=MIN_SPLIT,
         invariant_split=INVARIANT_SPLIT,
+    )
+
+
+def work_spec(facts: PlanArgs) -> WorkSpec:
+    """What the plan of these facts depends on besides the lengths, on the GPU of `facts.seq_lens`."""
+    device = gpu(facts.seq_lens.device)
+    assert device is not None  # supports() was asked before
+    return work_spec_of(
+        device,
+        facts.num_q_heads,
+        facts.num_kv_heads,
+        facts.head_dim,
+        facts.head_dim_v,
+        facts.dtype,
+        causal=facts.causal,
+        window=(facts.window_left, facts.window_right),
+        invariant=facts.invariant,
+        num_splits=facts.num_splits,
     )
