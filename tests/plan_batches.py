@@ -37,6 +37,18 @@ BATCHES = {
     "more_queries_than_keys": Lengths.of([9, 40, 70], [2, 0, 69]),
 }
 
+SPECS = [
+    WorkSpec(4, 2, num_workers=2),
+    WorkSpec(8, 1, num_workers=132, decode_rows=16, tile_rows=64, kv_tile=64),
+    WorkSpec(4, 4, causal=False, window_left=50, window_right=9, num_workers=7, decode_heads=3),
+    WorkSpec(4, 2, invariant=True, num_workers=40, invariant_split=512),
+    WorkSpec(4, 2, num_splits=5),
+    WorkSpec(6, 2, window_left=0, num_workers=50, kv_tile=16, min_split=16),
+    WorkSpec(8, 2, num_workers=132, items_per_worker=8, tile_rows=128, decode_rows=16, kv_tile=64, decode_cost=160,
+             split_cost=128),
+    WorkSpec(8, 2, window_left=64, num_workers=33, tile_rows=16, kv_tile=16, min_split=16, decode_cost=90),
+]  # fmt: skip
+
 
 def random_lengths(rng: random.Random, *, most_requests: int, longest_kv: int, longest_q: int) -> Lengths:
     """A batch with any share of empty requests, decodes, short chunks and prompts; KV lengths over all magnitudes."""
@@ -72,4 +84,6 @@ def random_spec(rng: random.Random) -> WorkSpec:
         kv_tile=kv_tile,
         min_split=kv_tile * rng.choice([1, 2, 4]),
         invariant_split=kv_tile * rng.choice([4, 16]),
+        decode_cost=rng.choice([0, 40, 160, 700]),
+        split_cost=rng.choice([0, 16, 128]),
     )

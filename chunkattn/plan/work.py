@@ -1,9 +1,21 @@
 """How a step is cut into work items, in plain integers.
 
-The same algorithm stands in ``csrc/include/chunkattn/sched/plan.h`` (and, for GPUs, runs on the device); tests
-compare them word by word. Two classes of requests: *decode* (at most ``decode_rows`` packed query rows a KV head)
-and *prefill* (more). Long KV is split until every worker has ``items_per_worker`` items; items are never written
-out, a plan keeps prefix sums over requests. A packed row is ``token_in_request * group + head_in_group``.
+The same algorithm stands in ``csrc/include/chunkattn/sched/plan.h`` and, for GPUs, in a kernel; tests compare them word
+by word. Two classes of requests: *decode* (at most ``decode_rows`` packed query rows a KV head) and *prefill* (more).
+Items are never written out, a plan keeps prefix sums over requests. A packed row is
+``token_in_request * group + head_in_group``.
+
+**Length of items.** With ``decode_cost = 0`` the classes are planned apart: long KV is split until every worker has
+``items_per_worker`` items of a class. With a ``decode_cost`` they share the launch: a worker's fair share of all keys,
+decodes' weighed by their cost, is cut into as many items as keep the loss at the end (half an item) and the costs of
+splitting (``split_cost`` an item) together smallest, which is k = sqrt(share / (2 * split_cost)). A step of prefill
+alone has nothing to fill its last wave with; there the splits are chosen that fit whole waves best.
+
+**Order.** Workers draw items by number from two queues. Prefill alone leaves memory idle, decode alone arithmetic, so
+both must last until the end: a worker takes the class of which more is left (`takes_decode`), whatever its speed. That
+reaches ``max(M, C + M/r)`` (M, C: all decodes, all prefill alone; r: how far beyond its fair share of the bandwidth a
+worker gets) without knowing r. Within a queue requests come in batch order, then KV heads, then row tiles, then splits,
+so that the tiles of a head share its K and V in the cache.
 """
 
 from __future__ import annotations
@@ -14,6 +26,7 @@ from dataclasses import astuple, dataclass, fields
 from itertools import pairwise
 
 _MAGIC = 0x6368756E6B617474
+_MOST_WAVE_SPLITS = 16
 _MASK = (1 << 64) - 1
 
 
@@ -36,6 +49,8 @@ class WorkSpec:
     kv_tile: int = 128  # split boundaries are multiples of it
     min_split: int = 256  # no shorter split than this
     invariant_split: int = 2048
+    decode_cost: int = 0  # of a key of a decode item, in 1/256 of a key of a full prefill tile; 0 = classes apart
+    split_cost: int = 0  # of starting an item and joining its partial state, in keys
 
     @property
     def group(self) -> int:
@@ -109,25 +124,30 @@ def make_plan(spec: WorkSpec, cu_seqlens_q: Sequence[int], seq_lens: Sequence[in
     decode_units = head_groups * sum(is_decode)
     decode_work = head_groups * sum(span for span, decode in zip(spans, is_decode) if decode)
     prefill_units = sum(t for t, decode in zip(tiles, is_decode) if not decode)
-    prefill_work = sum(t * span for t, span, decode in zip(tiles, spans, is_decode) if not decode)
-
-    def planned(work: int) -> int:
-        return max(_round_up(_ceil_div(work, wanted), spec.kv_tile), spec.min_split)
+    walks = [_tile_keys(spec, span) for span in spans]
+    prefill_work = sum(t * walk for t, walk, decode in zip(tiles, walks, is_decode) if not decode)
+    longest = max((walk for walk, r, decode in zip(walks, rows, is_decode) if r and not decode), default=0)
 
     if spec.invariant:
         decode_split = spec.invariant_split if decode_units < wanted else 0
         prefill_split = 0
+    elif spec.decode_cost > 0:
+        decode_split, prefill_split = _shared_lengths(spec, decode_work, prefill_work, prefill_units, longest)
     else:
-        decode_split = planned(decode_work)
-        prefill_split = 0 if prefill_units >= wanted else planned(prefill_work)
+        decode_split = _split_length(spec, _ceil_div(decode_work, wanted))
+        prefill_split = 0 if prefill_units >= wanted else _split_length(spec, _ceil_div(prefill_work, wanted))
 
     decode_items, prefill_items, partial_base, split_len = [0], [0], [0], []
-    for q_len, span, row_count, tile_count, decode in zip(q_lens, spans, rows, tiles, is_decode):
+    for q_len, span, walk, row_count, tile_count, decode in zip(q_lens, spans, walks, rows, tiles, is_decode):
         length = decode_split if decode else prefill_split
         if spec.num_splits > 0:
             length = max(_round_up(_ceil_div(span, spec.num_splits), spec.kv_tile), spec.kv_tile)
+        elif not decode and walk < span:
+            length = 0  # its tiles see a band of the keys; most splits would be empty
         if span <= length or row_count == 0:
             length = 0
+        elif length and spec.decode_cost > 0 and not spec.invariant:  # splits of one length, but for rounding
+            length = _round_up(_ceil_div(span, _ceil_div(span, length)), spec.kv_tile)
         splits = _ceil_div(span, length) if length else 1
         split_len.append(length)
         decode_items.append(decode_items[-1] + (head_groups * splits if decode else 0))
@@ -148,6 +168,68 @@ def make_plan(spec: WorkSpec, cu_seqlens_q: Sequence[int], seq_lens: Sequence[in
         *(int(value) for value in astuple(spec)),
     ]
     return header + tables
+
+
+def _tile_keys(spec: WorkSpec, span: int) -> int:
+    """Most keys of a request that one of its row tiles sees, where the classes share the launch."""
+    if spec.decode_cost == 0 or spec.window_left < 0 or not (spec.causal or spec.window_right >= 0):
+        return span
+    right = 0 if spec.causal else spec.window_right
+    return min(span, spec.window_left + right + _ceil_div(spec.tile_rows, spec.group) + 1)
+
+
+def _split_length(spec: WorkSpec, keys: int) -> int:
+    return max(_round_up(keys, spec.kv_tile), spec.min_split)
+
+
+def _shared_lengths(spec: WorkSpec, decode_work: int, prefill_work: int, units: int, longest: int) -> tuple[int, int]:
+    """Split lengths (decode, prefill) of classes that share the launch; prefill's is 0 if nothing is split.
+
+    Args:
+        decode_work, prefill_work: keys of all items if nothing were split.
+        units: prefill items if nothing were split.
+        longest: keys of the longest of them.
+    """
+    workers, cost = spec.num_workers, spec.decode_cost
+    total = 256 * prefill_work + cost * decode_work
+    fair_prefill, fair_decode = _ceil_div(total, 256 * workers), _ceil_div(total, cost * workers)
+    per_worker = _items_of_share(spec, fair_prefill, spec.items_per_worker)
+    prefill_split = _ceil_div(fair_prefill, per_worker)
+    # Estimated ends: a share, half an item that somebody waits for, what the splits cost; or whole waves.
+    best = fair_prefill + prefill_split // 2 + per_worker * spec.split_cost
+    if 20 * cost * decode_work <= total:
+        serial = _ceil_div(2 * cost * decode_work, 256 * workers)
+        for splits in range(1, _MOST_WAVE_SPLITS + 1):
+            keys = _ceil_div(longest, splits) + (spec.split_cost if splits > 1 else 0)
+            end = _ceil_div(units * splits, workers) * keys + serial
+            if end <= best:
+                best = end
+                prefill_split = 0 if splits == 1 else _ceil_div(longest, splits)
+    if prefill_split > 0:
+        most = _ceil_div(fair_prefill, spec.items_per_worker)  # keeps the number of splits within its bound
+        prefill_split = _split_length(spec, max(prefill_split, most))
+    # Decodes' partial states are small, so theirs may be twice as many.
+    decode_items = _items_of_share(spec, fair_decode, 2 * spec.items_per_worker)
+    return _split_length(spec, _ceil_div(fair_decode, decode_items)), prefill_split
+
+
+def _items_of_share(spec: WorkSpec, keys: int, most: int) -> int:
+    """Items that a worker's share of keys is best cut into: floor(sqrt(keys / (2 * split_cost))), 1 to `most`."""
+    count = 1
+    while count < most and 2 * spec.split_cost * (count + 1) ** 2 <= keys:
+        count += 1
+    return count
+
+
+def takes_decode(decode_left: int, decode_total: int, prefill_left: int, prefill_total: int, num_workers: int) -> bool:
+    """Whether a worker that is free takes a decode item: the class of which the larger share is left.
+
+    A quarter of the workers is added to the prefill items that are left: those in progress, on the average half done
+    by half of the workers.
+    """
+    if prefill_left <= 0 or decode_left <= 0:
+        return decode_left > 0
+    return 4 * decode_left * prefill_total >= (4 * prefill_left + num_workers) * decode_total
 
 
 def items(
@@ -195,7 +277,8 @@ def max_partial_rows(spec: WorkSpec, max_tokens: int, max_kv_len: int) -> int:
     """Most partial rows that `make_plan` can ask for, from maxima alone.
 
     A request that is split spans more than one split length, so its splits number less than twice its share of the
-    wanted items: at most ``2 * wanted`` units of each class leave partial states.
+    wanted items: at most ``2 * wanted`` units of each class leave partial states (decodes that share the launch want
+    twice as many items).
     """
     all_rows = max_tokens * spec.num_q_heads
     if spec.num_splits > 0:
@@ -205,6 +288,6 @@ def max_partial_rows(spec: WorkSpec, max_tokens: int, max_kv_len: int) -> int:
     most_splits = _ceil_div(max_kv_len, spec.invariant_split if spec.invariant else spec.min_split)
     if most_splits <= 1:
         return 0
-    decode_units = wanted * most_splits if spec.invariant else 2 * wanted
+    decode_units = wanted * most_splits if spec.invariant else (4 if spec.decode_cost else 2) * wanted
     planned = decode_units * decode_unit + (0 if spec.invariant else 2 * wanted * spec.tile_rows)
     return min(planned, all_rows * most_splits)

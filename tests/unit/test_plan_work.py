@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from plan_batches import BATCHES, Lengths, random_lengths, random_spec
+from plan_batches import BATCHES, SPECS, Lengths, random_lengths, random_spec
 
 import chunkattn
 from chunkattn.plan import work
@@ -67,17 +67,7 @@ def check_coverage(spec: WorkSpec, lengths: Lengths) -> None:
 
 
 @pytest.mark.parametrize("name", BATCHES)
-@pytest.mark.parametrize(
-    "spec",
-    [
-        WorkSpec(4, 2, num_workers=2),
-        WorkSpec(8, 1, num_workers=132, decode_rows=16, tile_rows=64, kv_tile=64),
-        WorkSpec(4, 4, causal=False, window_left=50, window_right=9, num_workers=7, decode_heads=3),
-        WorkSpec(4, 2, invariant=True, num_workers=40, invariant_split=512),
-        WorkSpec(4, 2, num_splits=5),
-        WorkSpec(6, 2, window_left=0, num_workers=50, kv_tile=16, min_split=16),
-    ],
-)
+@pytest.mark.parametrize("spec", SPECS)
 def test_every_visible_key_is_covered_once(name, spec):
     check_coverage(spec, BATCHES[name])
 

@@ -27,6 +27,8 @@ struct PlanSpec {
   int64_t kv_tile = 128;         // split boundaries are multiples of it
   int64_t min_split = 256;       // no shorter split than this
   int64_t invariant_split = 2048;
+  int64_t decode_cost = 0;  // of a key of a decode item, in 1/256 of a key of a full prefill tile; 0 = classes apart
+  int64_t split_cost = 0;   // of starting an item and joining its partial state, in keys
 
   CHUNKATTN_HOST_DEVICE int64_t group() const { return num_q_heads / num_kv_heads; }
 };
@@ -172,6 +174,89 @@ inline int64_t lengths_checksum(const int32_t* cu_seqlens_q, const int32_t* seq_
   return static_cast<int64_t>(sum);
 }
 
+// Most keys of a request that one of its row tiles sees, where the classes share the launch.
+inline int64_t tile_keys(const PlanSpec& spec, int64_t span) {
+  if (spec.decode_cost == 0 || spec.window_left < 0 || !(spec.causal || spec.window_right >= 0)) return span;
+  const int64_t right = spec.causal ? 0 : spec.window_right;
+  return smaller_of(span, spec.window_left + right + ceil_div(spec.tile_rows, spec.group()) + 1);
+}
+
+inline int64_t split_length(const PlanSpec& spec, int64_t keys) {
+  return larger_of(round_up(keys, spec.kv_tile), spec.min_split);
+}
+
+// Items that a worker's share of keys is best cut into: floor(sqrt(keys / (2 * split_cost))), 1 to `most`.
+inline int64_t items_of_share(const PlanSpec& spec, int64_t keys, int64_t most) {
+  int64_t count = 1;
+  while (count < most && 2 * spec.split_cost * (count + 1) * (count + 1) <= keys) ++count;
+  return count;
+}
+
+// What a step holds if nothing is split: items, and the keys that all of them walk.
+struct StepWork {
+  int64_t decode_units = 0, decode_keys = 0;
+  int64_t prefill_units = 0, prefill_keys = 0;
+  int64_t longest = 0;  // keys of the longest prefill item
+};
+
+struct SplitLengths {
+  int64_t decode, prefill;  // 0: not split
+};
+
+// Classes that share the launch: chunkattn/plan/work.py says why.
+inline SplitLengths shared_lengths(const PlanSpec& spec, const StepWork& work) {
+  constexpr int64_t kMostWaveSplits = 16;
+  const int64_t workers = spec.num_workers, cost = spec.decode_cost;
+  const int64_t total = 256 * work.prefill_keys + cost * work.decode_keys;
+  const int64_t fair_prefill = ceil_div(total, 256 * workers), fair_decode = ceil_div(total, cost * workers);
+  const int64_t per_worker = items_of_share(spec, fair_prefill, spec.items_per_worker);
+  int64_t prefill = ceil_div(fair_prefill, per_worker);
+  // Estimated ends: a share, half an item that somebody waits for, what the splits cost; or whole waves.
+  int64_t best = fair_prefill + prefill / 2 + per_worker * spec.split_cost;
+  if (20 * cost * work.decode_keys <= total) {
+    const int64_t serial = ceil_div(2 * cost * work.decode_keys, 256 * workers);
+    for (int64_t splits = 1; splits <= kMostWaveSplits; ++splits) {
+      const int64_t keys = ceil_div(work.longest, splits) + (splits > 1 ? spec.split_cost : 0);
+      const int64_t end = ceil_div(work.prefill_units * splits, workers) * keys + serial;
+      if (end <= best) {
+        best = end;
+        prefill = splits == 1 ? 0 : ceil_div(work.longest, splits);
+      }
+    }
+  }
+  if (prefill > 0) {
+    const int64_t most = ceil_div(fair_prefill, spec.items_per_worker);  // keeps the splits within their bound
+    prefill = split_length(spec, larger_of(prefill, most));
+  }
+  // Decodes' partial states are small, so theirs may be twice as many.
+  const int64_t decode_items = items_of_share(spec, fair_decode, 2 * spec.items_per_worker);
+  return {split_length(spec, ceil_div(fair_decode, decode_items)), prefill};
+}
+
+inline SplitLengths choose_splits(const PlanSpec& spec, const StepWork& work) {
+  const int64_t wanted = spec.num_workers * spec.items_per_worker;
+  // Invariant splits exist for the arithmetic whether or not they run apart: they do where decodes leave workers idle.
+  if (spec.invariant) return {work.decode_units < wanted ? spec.invariant_split : 0, 0};
+  if (spec.decode_cost > 0) return shared_lengths(spec, work);
+  return {split_length(spec, ceil_div(work.decode_keys, wanted)),
+          work.prefill_units >= wanted ? 0 : split_length(spec, ceil_div(work.prefill_keys, wanted))};
+}
+
+// Length of a request's splits, 0 if it is not split.
+inline int64_t request_split(const PlanSpec& spec, const SplitLengths& chosen, bool is_decode, int64_t span) {
+  int64_t length = is_decode ? chosen.decode : chosen.prefill;
+  if (spec.num_splits > 0) {
+    length = larger_of(round_up(ceil_div(span, spec.num_splits), spec.kv_tile), spec.kv_tile);
+  } else if (!is_decode && tile_keys(spec, span) < span) {
+    length = 0;  // its tiles see a band of the keys; most splits would be empty
+  }
+  if (span <= length) return 0;
+  // Splits of one length, but for rounding.
+  if (length && spec.decode_cost > 0 && !spec.invariant)
+    length = round_up(ceil_div(span, ceil_div(span, length)), spec.kv_tile);
+  return length;
+}
+
 // Writes a plan of plan_words(num_requests) words. Lengths must have been checked (monotonic, not negative).
 inline void make_plan(const PlanSpec& spec, const int32_t* cu_seqlens_q, const int32_t* seq_lens, int64_t num_requests,
                       int64_t* words) {
@@ -182,39 +267,30 @@ inline void make_plan(const PlanSpec& spec, const int32_t* cu_seqlens_q, const i
   int64_t* split_len = partial_base + n + 1;
   const int64_t group = spec.group();
   const int64_t head_groups = ceil_div(spec.num_kv_heads, spec.decode_heads);
-  const int64_t wanted = spec.num_workers * spec.items_per_worker;
 
-  // Work without splits: keys walked by decode items, (row tile x keys) by prefill items.
-  int64_t decode_work = 0, decode_units = 0, prefill_work = 0, prefill_units = 0;
+  StepWork work;
   for (int64_t i = 0; i < n; ++i) {
     const int64_t q_len = cu_seqlens_q[i + 1] - cu_seqlens_q[i], rows = q_len * group;
     if (rows == 0) continue;
     const int64_t span = seq_lens[i] - split_origin(spec, q_len, seq_lens[i]);
     if (rows <= spec.decode_rows) {
-      decode_units += head_groups;
-      decode_work += head_groups * span;
+      work.decode_units += head_groups;
+      work.decode_keys += head_groups * span;
     } else {
       const int64_t units = ceil_div(rows, spec.tile_rows) * spec.num_kv_heads;
-      prefill_units += units;
-      prefill_work += units * span;
+      work.prefill_units += units;
+      work.prefill_keys += units * tile_keys(spec, span);
+      work.longest = larger_of(work.longest, tile_keys(spec, span));
     }
   }
-  const auto planned = [&](int64_t work) {
-    return std::max(round_up(ceil_div(work, wanted), spec.kv_tile), spec.min_split);
-  };
-  // Invariant splits exist for the arithmetic whether or not they run apart: they do where decodes leave workers idle.
-  const int64_t decode_split =
-      spec.invariant ? (decode_units < wanted ? spec.invariant_split : 0) : planned(decode_work);
-  const int64_t prefill_split = spec.invariant || prefill_units >= wanted ? 0 : planned(prefill_work);
+  const SplitLengths chosen = choose_splits(spec, work);
 
   decode_items[0] = prefill_items[0] = partial_base[0] = 0;
   for (int64_t i = 0; i < n; ++i) {
     const int64_t q_len = cu_seqlens_q[i + 1] - cu_seqlens_q[i], rows = q_len * group;
     const bool is_decode = rows > 0 && rows <= spec.decode_rows;
     const int64_t span = seq_lens[i] - split_origin(spec, q_len, seq_lens[i]);
-    int64_t length = is_decode ? decode_split : prefill_split;
-    if (spec.num_splits > 0) length = std::max(round_up(ceil_div(span, spec.num_splits), spec.kv_tile), spec.kv_tile);
-    if (span <= length || rows == 0) length = 0;
+    const int64_t length = rows == 0 ? 0 : request_split(spec, chosen, is_decode, span);
     const int64_t splits = length ? ceil_div(span, length) : 1;
     const int64_t units = ceil_div(rows, spec.tile_rows) * spec.num_kv_heads;
     split_len[i] = length;
@@ -239,7 +315,8 @@ inline void make_plan(const PlanSpec& spec, const int32_t* cu_seqlens_q, const i
 // Most partial rows that make_plan can ask for, from maxima alone.
 //
 // A request that is split spans more than one split length, so its splits number less than twice its share of the
-// wanted items: at most 2 * wanted units of each class leave partial states.
+// wanted items: at most 2 * wanted units of each class leave partial states (decodes that share the launch want twice
+// as many items).
 inline int64_t max_partial_rows(const PlanSpec& spec, int64_t max_tokens, int64_t max_kv_len) {
   const int64_t all_rows = max_tokens * spec.num_q_heads;
   if (spec.num_splits > 0) return spec.num_splits > 1 ? all_rows * spec.num_splits : 0;
@@ -248,7 +325,7 @@ inline int64_t max_partial_rows(const PlanSpec& spec, int64_t max_tokens, int64_
   const int64_t length = spec.invariant ? spec.invariant_split : spec.min_split;
   const int64_t most_splits = ceil_div(max_kv_len, length);
   if (most_splits <= 1) return 0;
-  const int64_t decode_units = spec.invariant ? wanted * most_splits : 2 * wanted;
+  const int64_t decode_units = spec.invariant ? wanted * most_splits : (spec.decode_cost ? 4 : 2) * wanted;
   const int64_t planned = decode_units * decode_unit + (spec.invariant ? 0 : 2 * wanted * spec.tile_rows);
   return std::min(planned, all_rows * most_splits);
 }
