@@ -41,6 +41,27 @@ Handler wide_byte_source(const std::string& to, const std::string& from) {
   }
 }
 
+/// cvt.s64.s32 and the like whose source is kept in a register wider than its type: the low bits count.
+template <class D, class A>
+Handler low_bits(const std::string& from) {
+  if (from == "u8") return unary<D, A>([](A a) { return D(u8(a)); });
+  if (from == "s8") return unary<D, A>([](A a) { return D(s8(a)); });
+  if (from == "u16" || from == "b16") return unary<D, A>([](A a) { return D(u16(a)); });
+  if (from == "s16") return unary<D, A>([](A a) { return D(s16(a)); });
+  if (from == "u32" || from == "b32") return unary<D, A>([](A a) { return D(u32(a)); });
+  if (from == "s32") return unary<D, A>([](A a) { return D(s32(a)); });
+  return nullptr;
+}
+
+template <class A>
+Handler wide_source(const std::string& to, const std::string& from) {
+  switch (type_class(to)) {
+    case RegClass::B32: return low_bits<u32, A>(from);
+    case RegClass::B64: return low_bits<u64, A>(from);
+    default: return nullptr;
+  }
+}
+
 Handler integer_convert(const std::string& to, const std::string& from) {
   if (to == "u16" || to == "b16") return to_integer<u16>(from);
   if (to == "s16") return to_integer<s16>(from);
@@ -278,6 +299,8 @@ bool Decoder::decode_convert(Instruction& inst, const Opcode& op, const Operands
     op.accept({"sat"});
     if (op.has("sat")) return false;
     inst.handler = type_bytes(from) == 1 && source.cls == b32 ? wide_byte_source(to, from) : integer_convert(to, from);
+    if (source.cls == RegClass::B64 && type_bytes(from) < 8) inst.handler = wide_source<u64>(to, from);
+    if (source.cls == b32 && type_bytes(from) == 2) inst.handler = wide_source<u32>(to, from);
     if ((to == "u8" || to == "s8") && destination.cls == b32)
       inst.handler = to == "s8" ? unary<s32, u32>([](u32 a) { return s8(a); }) : unary<u32, u32>([](u32 a) { return u8(a); });
   } else if (is_float_type(to) && is_float_type(from)) {
