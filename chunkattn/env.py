@@ -8,6 +8,9 @@ CHUNKATTN_DEBUG      0, 1                        check lengths and page tables o
 CHUNKATTN_BACKEND    a backend's name            use this backend where a call names none
 CHUNKATTN_ISA        avx512bf16, avx512, avx2,   instruction set of the cpu backend, instead of the
                      portable                    best one this processor has
+CHUNKATTN_CACHE      a folder                    where GPU kernels built on this machine are kept
+                                                 (default: chunkattn in the user's cache folder)
+CHUNKATTN_BUILD_JOBS a positive integer          compilers at once, instead of what processors and memory allow
 CHUNKATTN_VLLM_SO    a file                      vLLM's CPU op library (_C.abi3.so), a peer in benchmarks
 ==================== =========================== ====================================================
 
@@ -28,6 +31,8 @@ class Settings:
     debug: bool = False
     backend: str | None = None
     isa: str | None = None
+    cache: str | None = None
+    build_jobs: int | None = None
     vllm_library: str | None = None
 
 
@@ -40,6 +45,15 @@ def _choice(name: str, values: tuple[str, ...]) -> str | None:
     return text
 
 
+def _count(name: str) -> int | None:
+    text = os.environ.get(name)
+    if text is None or text == "":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{name}: expected a positive integer, got {text!r}")
+    return int(text)
+
+
 def read() -> Settings:
     """Reads the environment.
 
@@ -50,6 +64,8 @@ def read() -> Settings:
         debug=_choice("CHUNKATTN_DEBUG", ("0", "1")) == "1",
         backend=_choice("CHUNKATTN_BACKEND", BACKENDS),
         isa=_choice("CHUNKATTN_ISA", ISAS),
+        cache=os.environ.get("CHUNKATTN_CACHE") or None,
+        build_jobs=_count("CHUNKATTN_BUILD_JOBS"),
         vllm_library=os.environ.get("CHUNKATTN_VLLM_SO") or None,
     )
 

@@ -73,7 +73,7 @@ def _plan(*values: Any) -> None:
 
 
 def _pages_spec(cache: Tensor) -> AttentionSpec:
-    return AttentionSpec(cache.device.type, cache.dtype, cache.dtype, 1, 1, 8, 8, 1)
+    return AttentionSpec(cache.device.type, cache.dtype, cache.dtype, 1, 1, 8, 8, 1, op="pages")
 
 
 def _copy_pages(cache: Tensor, source: Tensor, target: Tensor, backend: str | None) -> None:

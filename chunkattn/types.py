@@ -50,6 +50,7 @@ class AttentionSpec(NamedTuple):
     tree_mask: bool = False
     kv_scale: str = "none"  # none | tensor | head | token
     invariant: bool = False
+    op: str = "attention"  # attention | plan | append_kv | merge_states | pages
 
 
 @dataclass(frozen=True)

@@ -348,6 +348,7 @@ def append_kv(a: AppendArgs) -> AttentionSpec:
         v.shape[2],
         a.k_cache.shape[1],
         kv_scale=granularity,
+        op="append_kv",
     )
 
 
@@ -401,7 +402,7 @@ def merge_states(a: MergeArgs) -> AttentionSpec:
         _fp32_vector(arg, lse, (tuple(out_a.shape[:2]),), out_a.device)
     _no_gradients(("out_a", out_a), ("out_b", a.out_b), ("out", a.out), ("lse_a", a.lse_a), ("lse_b", a.lse_b))
     _, heads, dim = out_a.shape
-    return AttentionSpec(out_a.device.type, out_a.dtype, out_a.dtype, heads, heads, dim, dim, 1)
+    return AttentionSpec(out_a.device.type, out_a.dtype, out_a.dtype, heads, heads, dim, dim, 1, op="merge_states")
 
 
 def plan(a: PlanArgs) -> AttentionSpec:
@@ -443,6 +444,7 @@ def plan(a: PlanArgs) -> AttentionSpec:
         a.causal,
         a.window_left >= 0 or a.window_right >= 0,
         invariant=a.invariant,
+        op="plan",
     )
 
 

@@ -10,11 +10,13 @@ from chunkattn.backends.base import Backend
 
 MODULES = {
     "cpu": "chunkattn.backends.cpu",
+    "cuda": "chunkattn.backends.cuda",
     "reference": "chunkattn.backends.reference",
+    "triton": "chunkattn.backends.triton.backend",
 }
 
 # Best first.
-BY_DEVICE = {"cpu": ("cpu", "reference"), "cuda": ("reference",)}
+BY_DEVICE = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "triton", "reference")}
 
 
 @functools.cache

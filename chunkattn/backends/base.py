@@ -24,6 +24,9 @@ class Support:
 class Backend(Protocol):
     """A module with these functions. Arguments have been validated; shapes are those of `chunkattn.api`.
 
+    A backend that builds or loads something on first use may also have ``prepare(spec) -> Support``: asked once, after
+    `supports`, when the backend is about to be taken; a refusal there lets the next one serve.
+
     Each function writes what its op declares as mutated and nothing else.
     """
 

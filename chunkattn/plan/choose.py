@@ -27,6 +27,9 @@ def backend(spec: AttentionSpec, name: str | None = None) -> Backend:
     for candidate in names:
         module = backends.load(candidate)
         support = module.supports(spec)
+        prepare = getattr(module, "prepare", None)
+        if support and prepare is not None:
+            support = prepare(spec)
         if support:
             return module
         refusals += [f"{candidate}: {reason}" for reason in support.reasons]

@@ -42,6 +42,7 @@ struct PlanParams {
 struct PageView {
   char* data = nullptr;
   int64_t stride[8] = {};       // elements
+  int64_t num_pages = 0;        // of the pool or block; ids outside it are skipped
   const void* pages = nullptr;  // [n] int32 or int64, may be nullptr
   int64_t pages_stride = 1;
   bool pages_are_64 = false;
@@ -76,6 +77,9 @@ constexpr int64_t launch_abi() {
 struct WorkspaceLayout {
   static constexpr int64_t kQueueHeads = 16;  // int32 words: a cache line
   int64_t counters = 0, rows = 0, head_dim_v = 0;
+  int64_t carry = 0;  // of the rows, the last ones: two prefill tiles a worker, in invariant mode
+
+  constexpr int64_t carry_begin() const { return rows - carry; }
 
   constexpr int64_t out_offset() const { return (counters * 4 + 63) / 64 * 64; }
   constexpr int64_t max_offset() const { return out_offset() + (rows * head_dim_v * 4 + 63) / 64 * 64; }
@@ -90,6 +94,8 @@ inline WorkspaceLayout workspace_layout(const PlanSpec& spec, int64_t max_tokens
   WorkspaceLayout layout;
   layout.rows = max_partial_rows(spec, max_tokens, max_kv_len);
   layout.head_dim_v = head_dim_v;
+  if (spec.invariant) layout.carry = 2 * spec.num_workers * spec.tile_rows;
+  layout.rows += layout.carry;
   const int64_t whole_items = max_tokens * spec.num_kv_heads * ceil_div(spec.group(), spec.tile_rows);
   int64_t splits = 1;  // of an item, at most
   if (spec.num_splits > 0) splits = spec.num_splits;

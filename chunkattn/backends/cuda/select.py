@@ -1,0 +1,77 @@
+"""Which variants can serve a problem on a GPU, best first, and why the others cannot."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from chunkattn.backends.device import Gpu
+from chunkattn.build.variants import Variant, all_variants
+from chunkattn.types import AttentionSpec
+
+OLDEST_ARCH = 80
+_DTYPES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.float8_e4m3fn: "e4m3",
+    torch.float8_e5m2: "e5m2",
+    torch.int8: "i8",
+}
+_ATTENTION_OPS = ("attention", "plan")
+
+
+def runs_on(variant: Variant, device: Gpu) -> bool:
+    """sm_90a code runs on sm_90 alone; sm_80's PTX is compiled for whatever is newer."""
+    return device.arch == 90 if variant.arch == "90a" else device.arch >= int(variant.arch)
+
+
+def of_kernel(kernel: str, device: Gpu) -> tuple[Variant, ...]:
+    """Variants of a kernel that takes any problem, the newest architecture first."""
+    found = [variant for variant in all_variants() if variant.kernel == kernel and runs_on(variant, device)]
+    return tuple(sorted(found, key=lambda variant: -int(variant.arch.rstrip("a"))))
+
+
+@functools.lru_cache(maxsize=1024)
+def candidates(spec: AttentionSpec, device: Gpu) -> tuple[tuple[Variant, ...], str]:
+    """(variants that serve the problem, best first; why there is none, "" if there is one)."""
+    if device.arch < OLDEST_ARCH:
+        return (), f"compute capability 8.0 is needed, the GPU has {device.arch / 10}"
+    if not all_variants():
+        return (), "the package came without kernel sources (csrc)"
+    if spec.op not in _ATTENTION_OPS:
+        found = of_kernel(spec.op, device)
+        return found, "" if found else f"no variant of {spec.op} is listed for sm_{device.arch}"
+    return _attention(spec, device)
+
+
+def _attention(spec: AttentionSpec, device: Gpu) -> tuple[tuple[Variant, ...], str]:
+    dtype, kv_dtype = _DTYPES[spec.dtype], _DTYPES[spec.kv_dtype]
+    dims = f"{spec.head_dim}" if spec.head_dim == spec.head_dim_v else f"{spec.head_dim}/{spec.head_dim_v}"
+    found = [
+        variant
+        for variant in all_variants()
+        if variant.kernel.startswith("attention_")
+        and runs_on(variant, device)
+        and (variant.head_dim, variant.head_dim_v) == (spec.head_dim, spec.head_dim_v)
+        and variant.dtype == dtype
+        # A plan does not know what the cache holds; variants for all kv_dtypes share what it depends on.
+        and (spec.op == "plan" or variant.kv_dtype in (None, kv_dtype))
+    ]
+    if not found:
+        kv = "" if kv_dtype == dtype else f" with {kv_dtype} KV"
+        return (), f"no attention variant is listed for head dim {dims}, {dtype}{kv} on sm_{device.arch}"
+    able = [variant for variant in found if not lacking(variant, spec)]
+    if not able:
+        return (), f"{found[0].kernel} has no {', '.join(lacking(found[0], spec))}"
+    return tuple(sorted(able, key=lambda variant: -int(variant.arch.rstrip("a")))), ""
+
+
+def lacking(variant: Variant, spec: AttentionSpec) -> list[str]:
+    """Options of the problem that the variant refuses."""
+    asked = {
+        name: bool(getattr(spec, name)) for name in ("window", "softcap", "alibi", "sinks", "tree_mask", "invariant")
+    }
+    asked["kv_scale"] = spec.kv_scale != "none"
+    return [name for name in variant.lacks if asked.get(name, False)]

@@ -1,0 +1,130 @@
+// The main loops: query rows of one item against its keys, block by block in ascending order.
+#pragma once
+#include "chunkattn/kv/paged_rows.cuh"
+#include "kernels/attention_sm80/queries.cuh"
+#include "kernels/attention_sm80/warp_tile.cuh"
+
+namespace chunkattn::sm80 {
+
+// K and V blocks in turn in a ring of slots, each a group of cp.async. All threads call everything.
+template <class Config, class Geometry>
+class Ring {
+ public:
+  using Loader =
+      PagedLoader<Geometry::kLoadRows, kWarps, Config::kKeyBytes, Config::kValueBytes, Config::kElementBytes>;
+  static constexpr int kAhead = Geometry::kStages - 1;  // tiles under way while one is computed on
+
+  __device__ Ring(char* shared, const Loader& loader, int num_blocks)
+      : loader_(loader),
+        slots_(ptx::shared_address(shared) + Geometry::kRing),
+        scales_(ptx::shared_address(shared) + Geometry::kKeyScales),
+        tiles_left_(2 * num_blocks) {
+#pragma unroll
+    for (int tile = 0; tile < kAhead; ++tile) load(tile % 2 == 0);
+  }
+
+  // Waits for the next tile and begins to load another one into the slot that was computed on before. Alternately K
+  // (is_keys) and V.
+  __device__ void advance(bool is_keys) {
+    ptx::cp_async_wait<kAhead - 1>();
+    if constexpr (Geometry::kDecode) {
+      __syncwarp();  // a warp reads only what it copied itself
+    } else {
+      __syncthreads();
+    }
+    reading_ = reading_ + 1 == Geometry::kStages ? 0 : reading_ + 1;
+    load(kAhead % 2 == 0 ? is_keys : !is_keys);
+  }
+
+  // Of the tile that advance() waited for: bytes from the first slot, and its place among the scales.
+  __device__ uint32_t slot() const { return reading_ * Geometry::kSlot; }
+  __device__ int first_scale() const { return reading_ * Geometry::kBlock; }
+
+ private:
+  __device__ void load(bool is_keys) {
+    if (tiles_left_ > 0) {
+      const uint32_t slot = slots_ + writing_ * Geometry::kSlot, scales = scales_ + writing_ * Geometry::kBlock * 4;
+      if (is_keys) {
+        loader_.load_keys(slot, scales);
+      } else {
+        loader_.load_values(slot, scales);
+      }
+      --tiles_left_;
+      writing_ = writing_ + 1 == Geometry::kStages ? 0 : writing_ + 1;
+    }
+    ptx::cp_async_commit();  // an empty group keeps the count of groups right at the end
+  }
+
+  Loader loader_;
+  const uint32_t slots_, scales_;
+  int tiles_left_, writing_ = 0, reading_ = Geometry::kStages - 1;
+};
+
+// Attention of a task's rows over keys [kv_begin, kv_end); leaves the state staged at the start of shared memory, after
+// a barrier. Ends with nothing under way.
+template <class Config, class Geometry>
+__device__ void attend(const KernelParams& p, const Task& task, int32_t kv_begin, int32_t kv_end, char* shared) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const VisibleKeys visible(p.attention, task.kv_len, task.first_new_key(), task.first_token);
+  const ScoreMod mod(p.attention, task.kv_head);
+
+  // Keys that some row sees, and keys that every row sees.
+  const int32_t first_position = PackedRow(task, p.group, task.row_begin).position(task);
+  const int32_t last_position = PackedRow(task, p.group, task.row_end - 1).position(task);
+  KeyRange some = visible.of_rows(first_position, last_position);
+  some = {max(some.begin, kv_begin), min(some.end, kv_end)};
+  const KeyRange every = visible.by_all_rows(first_position, last_position);
+  const int32_t first_block = some.begin / Geometry::kBlock;
+  const int32_t end_block = some.end > some.begin ? (some.end + Geometry::kBlock - 1) / Geometry::kBlock : first_block;
+
+  // The part of the tile that this warp computes on.
+  const int warp_row = Geometry::kDecode ? 0 : warp * Geometry::kWarpRows;
+  const int warp_key = Geometry::kDecode ? warp * Geometry::kWarpKeys : 0;
+  const uint32_t queries_at = ptx::shared_address(shared), ring_at = queries_at + Geometry::kRing;
+  const auto queries =
+      FragmentReader<Config::kQueryBytes>::rows_then_chunks(queries_at + warp_row * Config::kQueryBytes, lane);
+  const auto keys = FragmentReader<Config::kKeyBytes>::chunks_then_rows(ring_at + warp_key * Config::kKeyBytes, lane);
+  const auto values =
+      FragmentReader<Config::kValueBytes>::rows_then_chunks(ring_at + warp_key * Config::kValueBytes, lane);
+  const float* token_scales = reinterpret_cast<const float*>(shared + Geometry::kKeyScales) + warp_key;
+  const float* query_scales =
+      Config::kQuantised ? reinterpret_cast<const float*>(shared + Geometry::kQueryScalesAt) + warp_row : nullptr;
+  const bool has_value_scales = p.attention.v.scale.mode == ScaleMode::kPerTokenHead;
+
+  load_queries<Config, Geometry>(p, task, shared);
+  using BlockRing = Ring<Config, Geometry>;
+  BlockRing ring(shared,
+                 typename BlockRing::Loader(p.attention, p.page_size, p.key_access, p.value_access, task.request,
+                                            task.kv_head, some.begin, some.end, first_block, warp, lane),
+                 end_block - first_block);
+  if constexpr (Geometry::kDecode) {  // every warp reads all queries; they came with an older group than the ring's
+    ptx::cp_async_wait<BlockRing::kAhead>();
+    __syncthreads();
+  }
+
+  WarpTile<Config, Geometry> tile(lane);
+#pragma unroll 1
+  for (int32_t block = first_block; block < end_block; ++block) {
+    const int32_t first_key = block * Geometry::kBlock + warp_key;
+    ring.advance(true);
+    tile.multiply_keys(queries, keys, ring.slot());
+    if (mod.transforms)
+      tile.transform(mod, p, task, task.row_begin + warp_row, first_key, token_scales + ring.first_scale(),
+                     query_scales);
+    if (!every.holds_all(first_key, Geometry::kWarpKeys))
+      tile.hide(visible, p, task, task.row_begin + warp_row, first_key);
+    ring.advance(false);
+    tile.softmax_step(mod.softmax_factor(), mod.transforms ? nullptr : query_scales,
+                      has_value_scales ? token_scales + ring.first_scale() : nullptr);
+    tile.multiply_values(values, ring.slot());
+  }
+
+  ptx::cp_async_wait<0>();
+  __syncthreads();  // the staged state takes the place of queries and ring
+  float* staged = reinterpret_cast<float*>(shared);
+  float* max = staged + Geometry::kStageRows * Config::kStagePitch;
+  tile.stage(staged, max, max + Geometry::kStageRows, Geometry::kDecode ? warp * Geometry::kRows : warp_row);
+  __syncthreads();
+}
+
+}  // namespace chunkattn::sm80

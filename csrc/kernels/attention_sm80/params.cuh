@@ -1,0 +1,24 @@
+// What the attention kernel is launched with.
+#pragma once
+#include "chunkattn/core/divide.h"
+#include "chunkattn/core/params.h"
+#include "chunkattn/epilogue/partial.cuh"
+#include "chunkattn/kv/paged_rows.cuh"
+
+namespace chunkattn::sm80 {
+
+struct KernelParams {
+  AttentionParams attention;
+  PlanSpec spec;  // what the plan must have been made for
+  const int64_t* plan = nullptr;
+  int32_t* queue_heads = nullptr;  // [2]: decode, prefill; zero at the start
+  int32_t* arrivals = nullptr;     // [items]; zero at the start
+  PartialStates partials;
+  int64_t carry_rows = 0;  // first partial row of two tiles a CTA; invariant mode only
+  Divisor group, page_size;
+  Access query_access = Access::kElements, key_access = Access::kElements, value_access = Access::kElements;
+  bool out_aligned = false;  // four elements of out at once
+  int32_t decode_first = 0;  // CTAs that begin with the decode queue
+};
+
+}  // namespace chunkattn::sm80
