@@ -100,7 +100,7 @@ inline WorkspaceLayout workspace_layout(const PlanSpec& spec, int64_t max_tokens
   int64_t splits = 1;  // of an item, at most
   if (spec.num_splits > 0) splits = spec.num_splits;
   if (spec.invariant) splits = std::max<int64_t>(1, ceil_div(max_kv_len, spec.invariant_split));
-  const int64_t planned = 4 * spec.num_workers * spec.items_per_worker;
+  const int64_t planned = (spec.decode_cost ? 6 : 4) * spec.num_workers * spec.items_per_worker;
   layout.counters = WorkspaceLayout::kQueueHeads +
                     (spec.num_splits > 0 || spec.invariant ? whole_items * splits : whole_items + planned);
   return layout;

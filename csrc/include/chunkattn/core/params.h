@@ -6,11 +6,13 @@
 #pragma once
 #include <cstdint>
 
+#include "chunkattn/core/host_device.h"
+
 namespace chunkattn {
 
 enum class DType : int32_t { kF32, kF16, kBF16, kE4M3, kE5M2, kI8 };
 
-constexpr int64_t size_of(DType dtype) {
+CHUNKATTN_HOST_DEVICE constexpr int64_t size_of(DType dtype) {
   return dtype == DType::kF32 ? 4 : dtype == DType::kF16 || dtype == DType::kBF16 ? 2 : 1;
 }
 
@@ -71,7 +73,7 @@ struct AttentionParams {
   int64_t window_left = -1, window_right = -1;  // inclusive counts beside the query, -1 = unlimited
   bool invariant = false;                       // bit-identical rows for any batch and chunking
 
-  int64_t group() const { return num_q_heads / num_kv_heads; }
+  CHUNKATTN_HOST_DEVICE int64_t group() const { return num_q_heads / num_kv_heads; }
 };
 
 // cos/sin tables and the pairing rule of a rotary embedding.

@@ -1,0 +1,56 @@
+// 8-bit elements to 16-bit floats in registers. Every value of the three formats is exact in fp16.
+#pragma once
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "chunkattn/core/params.h"
+
+namespace chunkattn {
+
+// Bytes 0 and 2, and bytes 1 and 3, of a word as two fp16 each.
+struct WidePairs {
+  uint32_t even, odd;
+};
+
+__device__ inline __half2 as_half2(uint32_t bits) { return reinterpret_cast<const __half2&>(bits); }
+__device__ inline uint32_t bits_of(__half2 pair) { return reinterpret_cast<const uint32_t&>(pair); }
+
+template <DType kFormat>
+__device__ inline WidePairs widen(uint32_t word);
+
+// fp16 with eight mantissa bits cut off.
+template <>
+__device__ inline WidePairs widen<DType::kE5M2>(uint32_t word) {
+  return {(word << 8) & 0xff00ff00u, word & 0xff00ff00u};
+}
+
+// One exponent bit less than fp16: shifted into place the value is 2^-8 of what it should be. The one NaN code would
+// become 480; times 144 it alone overflows, and infinity times zero is NaN.
+__device__ inline uint32_t widen_e4m3(uint32_t high_bytes) {
+  const uint32_t shifted = (high_bytes & 0x80008000u) | ((high_bytes & 0x7f007f00u) >> 1);
+  const __half2 value = __hmul2(as_half2(shifted), __float2half2_rn(256.0f));
+  const __half2 infinite_if_nan = __hmul2(value, __float2half2_rn(144.0f));
+  return bits_of(__hfma2(infinite_if_nan, __float2half2_rn(0.0f), value));
+}
+template <>
+__device__ inline WidePairs widen<DType::kE4M3>(uint32_t word) {
+  return {widen_e4m3(word << 8), widen_e4m3(word)};
+}
+
+// 0x6400 + byte is 1024 + byte; the byte is the integer plus 128.
+__device__ inline uint32_t widen_int8(uint32_t low_bytes) {
+  const uint32_t shifted = (low_bytes & 0x00ff00ffu) ^ 0x64806480u;
+  return bits_of(__hsub2(as_half2(shifted), __float2half2_rn(1152.0f)));
+}
+template <>
+__device__ inline WidePairs widen<DType::kI8>(uint32_t word) {
+  return {widen_int8(word), widen_int8(word >> 8)};
+}
+
+// Order of the head dim in fragments of 8-bit tiles: of 16 neighbours first the even ones, then the odd ones. Queries
+// are stored in this order, so that K's even and odd bytes are the two halves of operand B as they lie; columns of
+// P V come out in it.
+__device__ constexpr int even_odd_column(int position) { return position % 8 * 2 + position / 8; }
+
+}  // namespace chunkattn

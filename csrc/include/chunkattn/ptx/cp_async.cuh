@@ -1,0 +1,31 @@
+// Copies from global to shared memory that run beside the arithmetic (sm_80).
+#pragma once
+#include <cstdint>
+
+namespace chunkattn::ptx {
+
+__device__ inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Copies `valid` of kBytes bytes and fills the rest with zeros; with valid = 0 nothing is read. 16-byte copies bypass
+// L1, which keeps it for page tables and scales.
+template <int kBytes>
+__device__ inline void cp_async(uint32_t target, const void* source, int valid) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "cp.async copies 4, 8 or 16 bytes");
+  if constexpr (kBytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(valid) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(source), "n"(kBytes), "r"(valid)
+                 : "memory");
+}
+
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most kPending of this thread's groups are under way.
+template <int kPending>
+__device__ inline void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace chunkattn::ptx
