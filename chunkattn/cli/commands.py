@@ -8,6 +8,7 @@ import click
 
 import chunkattn
 from chunkattn.cli.bench import bench
+from chunkattn.cli.models import models
 
 DTYPES = ("float32", "bfloat16", "float16")
 BACKENDS = ("reference", "cpu", "triton", "cuda")
@@ -20,6 +21,7 @@ def cli() -> None:
 
 
 cli.add_command(bench)
+cli.add_command(models)
 
 
 @cli.command()

@@ -11,7 +11,11 @@ from chunkattn.extras import require
 
 
 class ChatTemplate:
-    """A model's Jinja chat template, run in Jinja's sandbox: it comes with the weights, so it is not trusted."""
+    """A model's Jinja chat template, run in Jinja's sandbox: it comes with the weights, so it is not trusted.
+
+    Attributes:
+        source: its Jinja text.
+    """
 
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
         """Compiles the template.
@@ -27,6 +31,7 @@ class ChatTemplate:
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        self.source = source
         self._template = environment.from_string(source)
         self._variables = dict(variables or {})
 

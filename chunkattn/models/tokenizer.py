@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from chunkattn.models.chat_template import ChatTemplate
@@ -13,6 +14,7 @@ class Tokenizer:
 
     Attributes:
         eos_token_ids: tokens that end an answer.
+        chat_template: None means the model takes plain text.
     """
 
     def __init__(
@@ -27,7 +29,7 @@ class Tokenizer:
         """
         self._backend = backend
         self.eos_token_ids = frozenset(eos_token_ids)
-        self._chat_template = chat_template
+        self.chat_template = chat_template
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, without special tokens."""
@@ -42,12 +44,20 @@ class Tokenizer:
             user: the user's message.
             system: an optional system message.
         """
-        if self._chat_template is None:
+        if self.chat_template is None:
             text = user if system is None else f"{system}\n\n{user}"
             return list(self._backend.encode(text).ids)
         messages = [] if system is None else [{"role": "system", "content": system}]
         # The template writes its own special tokens.
-        return self.encode(self._chat_template.render([*messages, {"role": "user", "content": user}]))
+        return self.encode(self.chat_template.render([*messages, {"role": "user", "content": user}]))
+
+    def token_of(self, token_id: int) -> str:
+        """The token of an id, special tokens as they are written."""
+        return str(self._backend.id_to_token(token_id))
+
+    def save(self, path: Path) -> None:
+        """Writes a Hugging Face ``tokenizer.json``."""
+        self._backend.save(str(path))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
