@@ -175,11 +175,13 @@ def _attention_of_plan(a: PlanArgs, device: Gpu) -> libraries.Loaded:
 
 def plan(a: PlanArgs) -> None:
     properties = _gpu(a.seq_lens.device)
-    _plan(a, work_spec.of_plan(_attention_of_plan(a, properties).variant, properties, a), properties)
+    launch_plan(a, work_spec.of_plan(_attention_of_plan(a, properties).variant, properties, a))
 
 
-def _plan(a: PlanArgs, spec: WorkSpec, properties: Gpu) -> None:
+def launch_plan(a: PlanArgs, spec: WorkSpec) -> None:
+    """Fills `a.words` with the plan of `a`'s lengths for a spec."""
     device = a.seq_lens.device
+    properties = _gpu(device)
     library = _of_kernel("plan", properties)
     with _on(device):
         words = tuple(int(value) for value in astuple(spec))
@@ -218,7 +220,7 @@ def attention(a: AttentionArgs) -> None:
     with _on(device):
         if a.plan is None:
             words = torch.empty(plan_words(a.seq_lens.shape[0]), dtype=torch.int64, device=device)
-            _plan(_plan_args(a, words), spec, properties)
+            launch_plan(_plan_args(a, words), spec)
             a = a._replace(plan=words)
         if a.workspace is None:
             longest = a.block_table.shape[1] * a.k_cache.shape[1]

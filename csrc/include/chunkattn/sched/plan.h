@@ -47,7 +47,9 @@ struct PlanHeader {
 constexpr int64_t kPlanHeaderWords = sizeof(PlanHeader) / sizeof(int64_t);
 
 // Words of a plan for B requests: header, decode_items[B+1], prefill_items[B+1], partial_base[B+1], split_len[B].
-CHUNKATTN_HOST_DEVICE constexpr int64_t plan_words(int64_t num_requests) { return kPlanHeaderWords + 4 * num_requests + 3; }
+CHUNKATTN_HOST_DEVICE constexpr int64_t plan_words(int64_t num_requests) {
+  return kPlanHeaderWords + 4 * num_requests + 3;
+}
 
 CHUNKATTN_HOST_DEVICE inline int64_t smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 CHUNKATTN_HOST_DEVICE inline int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -93,7 +95,8 @@ class Plan {
   CHUNKATTN_HOST_DEVICE const PlanHeader& header() const { return *header_; }
   CHUNKATTN_HOST_DEVICE const PlanSpec& spec() const { return header_->spec; }
 
-  CHUNKATTN_HOST_DEVICE WorkItem decode_item(int64_t number, const int32_t* cu_seqlens_q, const int32_t* seq_lens) const {
+  CHUNKATTN_HOST_DEVICE WorkItem decode_item(int64_t number, const int32_t* cu_seqlens_q,
+                                             const int32_t* seq_lens) const {
     int64_t rest;
     WorkItem item = start(decode_items_, number, cu_seqlens_q, seq_lens, &rest);
     item.is_decode = true;
@@ -106,7 +109,8 @@ class Plan {
   }
 
   // Row tiles run from the last to the first: under a causal mask the last rows see most keys.
-  CHUNKATTN_HOST_DEVICE WorkItem prefill_item(int64_t number, const int32_t* cu_seqlens_q, const int32_t* seq_lens) const {
+  CHUNKATTN_HOST_DEVICE WorkItem prefill_item(int64_t number, const int32_t* cu_seqlens_q,
+                                              const int32_t* seq_lens) const {
     int64_t rest;
     WorkItem item = start(prefill_items_, number, cu_seqlens_q, seq_lens, &rest);
     const int64_t tiles = ceil_div(item.row_end, spec().tile_rows);
@@ -134,8 +138,8 @@ class Plan {
     return low;
   }
 
-  CHUNKATTN_HOST_DEVICE WorkItem start(const int64_t* items, int64_t number, const int32_t* cu_seqlens_q, const int32_t* seq_lens,
-                 int64_t* rest) const {
+  CHUNKATTN_HOST_DEVICE WorkItem start(const int64_t* items, int64_t number, const int32_t* cu_seqlens_q,
+                                       const int32_t* seq_lens, int64_t* rest) const {
     const int64_t n = header_->num_requests;
     WorkItem item;
     item.request = owner(items, n, number);
@@ -151,7 +155,7 @@ class Plan {
   }
 
   CHUNKATTN_HOST_DEVICE void split(WorkItem& item, int64_t split, int64_t arrival, const int32_t* cu_seqlens_q,
-             const int32_t* seq_lens) const {
+                                   const int32_t* seq_lens) const {
     const int64_t q_len = cu_seqlens_q[item.request + 1] - cu_seqlens_q[item.request];
     const int64_t kv_len = seq_lens[item.request];
     const int64_t origin = split_origin(spec(), q_len, kv_len);
@@ -175,18 +179,18 @@ inline int64_t lengths_checksum(const int32_t* cu_seqlens_q, const int32_t* seq_
 }
 
 // Most keys of a request that one of its row tiles sees, where the classes share the launch.
-inline int64_t tile_keys(const PlanSpec& spec, int64_t span) {
+CHUNKATTN_HOST_DEVICE inline int64_t tile_keys(const PlanSpec& spec, int64_t span) {
   if (spec.decode_cost == 0 || spec.window_left < 0 || !(spec.causal || spec.window_right >= 0)) return span;
   const int64_t right = spec.causal ? 0 : spec.window_right;
   return smaller_of(span, spec.window_left + right + ceil_div(spec.tile_rows, spec.group()) + 1);
 }
 
-inline int64_t split_length(const PlanSpec& spec, int64_t keys) {
+CHUNKATTN_HOST_DEVICE inline int64_t split_length(const PlanSpec& spec, int64_t keys) {
   return larger_of(round_up(keys, spec.kv_tile), spec.min_split);
 }
 
 // Items that a worker's share of keys is best cut into: floor(sqrt(keys / (2 * split_cost))), 1 to `most`.
-inline int64_t items_of_share(const PlanSpec& spec, int64_t keys, int64_t most) {
+CHUNKATTN_HOST_DEVICE inline int64_t items_of_share(const PlanSpec& spec, int64_t keys, int64_t most) {
   int64_t count = 1;
   while (count < most && 2 * spec.split_cost * (count + 1) * (count + 1) <= keys) ++count;
   return count;
@@ -204,7 +208,7 @@ struct SplitLengths {
 };
 
 // Classes that share the launch: chunkattn/plan/work.py says why.
-inline SplitLengths shared_lengths(const PlanSpec& spec, const StepWork& work) {
+CHUNKATTN_HOST_DEVICE inline SplitLengths shared_lengths(const PlanSpec& spec, const StepWork& work) {
   constexpr int64_t kMostWaveSplits = 16;
   const int64_t workers = spec.num_workers, cost = spec.decode_cost;
   const int64_t total = 256 * work.prefill_keys + cost * work.decode_keys;
@@ -233,7 +237,7 @@ inline SplitLengths shared_lengths(const PlanSpec& spec, const StepWork& work) {
   return {split_length(spec, ceil_div(fair_decode, decode_items)), prefill};
 }
 
-inline SplitLengths choose_splits(const PlanSpec& spec, const StepWork& work) {
+CHUNKATTN_HOST_DEVICE inline SplitLengths choose_splits(const PlanSpec& spec, const StepWork& work) {
   const int64_t wanted = spec.num_workers * spec.items_per_worker;
   // Invariant splits exist for the arithmetic whether or not they run apart: they do where decodes leave workers idle.
   if (spec.invariant) return {work.decode_units < wanted ? spec.invariant_split : 0, 0};
@@ -243,7 +247,8 @@ inline SplitLengths choose_splits(const PlanSpec& spec, const StepWork& work) {
 }
 
 // Length of a request's splits, 0 if it is not split.
-inline int64_t request_split(const PlanSpec& spec, const SplitLengths& chosen, bool is_decode, int64_t span) {
+CHUNKATTN_HOST_DEVICE inline int64_t request_split(const PlanSpec& spec, const SplitLengths& chosen, bool is_decode,
+                                                   int64_t span) {
   int64_t length = is_decode ? chosen.decode : chosen.prefill;
   if (spec.num_splits > 0) {
     length = larger_of(round_up(ceil_div(span, spec.num_splits), spec.kv_tile), spec.kv_tile);
@@ -257,6 +262,40 @@ inline int64_t request_split(const PlanSpec& spec, const SplitLengths& chosen, b
   return length;
 }
 
+// Adds what one request holds if it is not split.
+CHUNKATTN_HOST_DEVICE inline void add_request(const PlanSpec& spec, int64_t q_len, int64_t kv_len, StepWork* work) {
+  const int64_t rows = q_len * spec.group();
+  if (rows == 0) return;
+  const int64_t span = kv_len - split_origin(spec, q_len, kv_len);
+  if (rows <= spec.decode_rows) {
+    const int64_t head_groups = ceil_div(spec.num_kv_heads, spec.decode_heads);
+    work->decode_units += head_groups;
+    work->decode_keys += head_groups * span;
+  } else {
+    const int64_t units = ceil_div(rows, spec.tile_rows) * spec.num_kv_heads;
+    work->prefill_units += units;
+    work->prefill_keys += units * tile_keys(spec, span);
+    work->longest = larger_of(work->longest, tile_keys(spec, span));
+  }
+}
+
+// What one request adds to the tables.
+struct RequestShare {
+  int64_t decode_items, prefill_items, partial_rows, split_len;
+};
+
+CHUNKATTN_HOST_DEVICE inline RequestShare request_share(const PlanSpec& spec, const SplitLengths& chosen, int64_t q_len,
+                                                        int64_t kv_len) {
+  const int64_t rows = q_len * spec.group();
+  const bool is_decode = rows > 0 && rows <= spec.decode_rows;
+  const int64_t span = kv_len - split_origin(spec, q_len, kv_len);
+  const int64_t length = rows == 0 ? 0 : request_split(spec, chosen, is_decode, span);
+  const int64_t splits = length ? ceil_div(span, length) : 1;
+  const int64_t units = ceil_div(rows, spec.tile_rows) * spec.num_kv_heads;
+  return {is_decode ? ceil_div(spec.num_kv_heads, spec.decode_heads) * splits : 0, is_decode ? 0 : units * splits,
+          splits > 1 ? splits * q_len * spec.num_q_heads : 0, length};
+}
+
 // Writes a plan of plan_words(num_requests) words. Lengths must have been checked (monotonic, not negative).
 inline void make_plan(const PlanSpec& spec, const int32_t* cu_seqlens_q, const int32_t* seq_lens, int64_t num_requests,
                       int64_t* words) {
@@ -265,38 +304,17 @@ inline void make_plan(const PlanSpec& spec, const int32_t* cu_seqlens_q, const i
   int64_t* prefill_items = decode_items + n + 1;
   int64_t* partial_base = prefill_items + n + 1;
   int64_t* split_len = partial_base + n + 1;
-  const int64_t group = spec.group();
-  const int64_t head_groups = ceil_div(spec.num_kv_heads, spec.decode_heads);
 
   StepWork work;
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t q_len = cu_seqlens_q[i + 1] - cu_seqlens_q[i], rows = q_len * group;
-    if (rows == 0) continue;
-    const int64_t span = seq_lens[i] - split_origin(spec, q_len, seq_lens[i]);
-    if (rows <= spec.decode_rows) {
-      work.decode_units += head_groups;
-      work.decode_keys += head_groups * span;
-    } else {
-      const int64_t units = ceil_div(rows, spec.tile_rows) * spec.num_kv_heads;
-      work.prefill_units += units;
-      work.prefill_keys += units * tile_keys(spec, span);
-      work.longest = larger_of(work.longest, tile_keys(spec, span));
-    }
-  }
+  for (int64_t i = 0; i < n; ++i) add_request(spec, cu_seqlens_q[i + 1] - cu_seqlens_q[i], seq_lens[i], &work);
   const SplitLengths chosen = choose_splits(spec, work);
-
   decode_items[0] = prefill_items[0] = partial_base[0] = 0;
   for (int64_t i = 0; i < n; ++i) {
-    const int64_t q_len = cu_seqlens_q[i + 1] - cu_seqlens_q[i], rows = q_len * group;
-    const bool is_decode = rows > 0 && rows <= spec.decode_rows;
-    const int64_t span = seq_lens[i] - split_origin(spec, q_len, seq_lens[i]);
-    const int64_t length = rows == 0 ? 0 : request_split(spec, chosen, is_decode, span);
-    const int64_t splits = length ? ceil_div(span, length) : 1;
-    const int64_t units = ceil_div(rows, spec.tile_rows) * spec.num_kv_heads;
-    split_len[i] = length;
-    decode_items[i + 1] = decode_items[i] + (is_decode ? head_groups * splits : 0);
-    prefill_items[i + 1] = prefill_items[i] + (is_decode ? 0 : units * splits);
-    partial_base[i + 1] = partial_base[i] + (splits > 1 ? splits * q_len * spec.num_q_heads : 0);
+    const RequestShare share = request_share(spec, chosen, cu_seqlens_q[i + 1] - cu_seqlens_q[i], seq_lens[i]);
+    split_len[i] = share.split_len;
+    decode_items[i + 1] = decode_items[i] + share.decode_items;
+    prefill_items[i + 1] = prefill_items[i] + share.prefill_items;
+    partial_base[i + 1] = partial_base[i] + share.partial_rows;
   }
 
   PlanHeader header{};
