@@ -14,6 +14,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 CSRC = ROOT / "csrc"
@@ -112,5 +113,23 @@ class BuildNative(build_ext):
         print(f"chunkattn: {reason}; the package works, on the slow reference backend alone.", file=sys.stderr)
 
 
+class BuildPackage(build_py):
+    """Takes the sources of the GPU kernels along: an installed package builds them on first use. Needs no CUDA."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:  # the checkout itself is found then
+            return
+        target = Path(self.build_lib) / "chunkattn" / "csrc"
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        shutil.copy(CSRC / "variants.toml", target)
+        for folder in ("include", "kernels"):
+            shutil.copytree(CSRC / folder, target / folder)
+
+
 sources = sorted(str(path.relative_to(ROOT)) for folder in ("cpu", "binding") for path in (CSRC / folder).glob("*.cpp"))
-setup(ext_modules=[Extension("chunkattn._native", sources=sources, optional=True)], cmdclass={"build_ext": BuildNative})
+setup(
+    ext_modules=[Extension("chunkattn._native", sources=sources, optional=True)],
+    cmdclass={"build_ext": BuildNative, "build_py": BuildPackage},
+)

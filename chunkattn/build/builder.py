@@ -25,7 +25,7 @@ from chunkattn.build.variants import Variant
 from chunkattn.env import SETTINGS
 
 _COMPILER_BYTES = 5 << 30  # a CuTe kernel takes up to 4 GB
-_REPORT_SECONDS = 10.0
+REPORT_SECONDS = 10.0
 
 Report = Callable[[str], None]
 
@@ -204,8 +204,9 @@ def _write_ninja(file: Path, jobs: Sequence[dict[str, Any]], depth: int) -> None
     ]
     for job in jobs:
         name = job["manifest"]["variant"]
-        published = _escaped(str(Path(job["folder"]) / store.MANIFEST))
-        lines += [f"build {published}: variant {_escaped(str(file.parent / name))}.json", f"  name = {name}"]
+        # ninja makes the folders of its outputs: no output may lie where libraries are published.
+        path = _escaped(str(file.parent / name))
+        lines += [f"build {path}.done: variant {path}.json", f"  name = {name}"]
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -216,7 +217,7 @@ def _run_ninja(command: list[str], held: int, log: Path, jobs: Sequence[dict[str
     try:
         while True:
             try:
-                status = process.wait(_REPORT_SECONDS)
+                status = process.wait(REPORT_SECONDS)
                 break
             except subprocess.TimeoutExpired:
                 left = [job["manifest"]["variant"] for job in jobs if not step.is_whole(Path(job["folder"]))]

@@ -10,6 +10,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+USUAL_NVCC = Path("/usr/local/cuda/bin/nvcc")
+
 
 class MissingToolError(RuntimeError):
     """A build is not possible here; one sentence says what is missing and how to get it."""
@@ -48,10 +50,9 @@ def find_nvcc() -> str:
     on_path = shutil.which("nvcc")
     if on_path:
         return on_path
-    usual = Path("/usr/local/cuda/bin/nvcc")
-    if usual.is_file():
-        return str(usual)
-    looked += ["PATH", "/usr/local/cuda"]
+    if USUAL_NVCC.is_file():
+        return str(USUAL_NVCC)
+    looked += ["PATH", str(USUAL_NVCC)]
     raise MissingToolError(f"nvcc was not found (looked in {', '.join(looked)})")
 
 
@@ -111,6 +112,12 @@ def compiler_identity() -> str | None:
         return _identity(find_nvcc())
     except MissingToolError:
         return None
+
+
+def forget() -> None:
+    """Asks programs for their versions again."""
+    _version_text.cache_clear()
+    _identity.cache_clear()
 
 
 def find() -> Toolchain:

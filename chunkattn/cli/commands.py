@@ -8,7 +8,9 @@ import click
 
 import chunkattn
 from chunkattn.cli.bench import bench
+from chunkattn.cli.build import build
 from chunkattn.cli.models import models
+from chunkattn.cli.serve_command import serve_sim
 
 DTYPES = ("float32", "bfloat16", "float16")
 BACKENDS = ("reference", "cpu", "triton", "cuda")
@@ -21,6 +23,8 @@ def cli() -> None:
 
 
 cli.add_command(bench)
+cli.add_command(serve_sim)
+cli.add_command(build)
 cli.add_command(models)
 
 

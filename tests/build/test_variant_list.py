@@ -1,0 +1,93 @@
+"""csrc/variants.toml: what it may say, and that what it says can be served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from chunkattn.backends.cuda import select, work_spec
+from chunkattn.backends.device import Gpu
+from chunkattn.build import sources, variants
+from chunkattn.types import AttentionSpec
+
+PLANNED = ("tile_rows", "decode_rows", "kv_tile", "ctas_per_sm")
+
+
+def read(tmp_path: Path, text: str) -> tuple[variants.Variant, ...]:
+    path = tmp_path / "variants.toml"
+    path.write_text('[kernels.one]\nsource = "one.cu"\n' + text)
+    return variants.read(path)
+
+
+def test_lists_are_products(tmp_path):
+    found = read(
+        tmp_path,
+        '[[variants]]\nkernel = "one"\narch = ["80", "90a"]\nhead_dims = [[64, 64], [192, 128]]\n'
+        'dtype = ["bf16", "fp16"]\nkv_dtype = ["same", "e5m2"]\n',
+    )
+    assert len(found) == 16
+    names = {variant.name for variant in found}
+    assert {"one-d64-bf16-sm80", "one-d192x128-fp16-kv_e5m2-sm90a"} <= names
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ('kernel = "two"\narch = ["80"]', "expected a listed kernel"),
+        ('kernel = "one"\narch = ["80"]\ntiles = 3', "expected a listed kernel and fields"),
+        ('kernel = "one"\narch = ["75"]', "arch: expected one of 80, 90a, got '75'"),
+        ('kernel = "one"\narch = ["80", "80"]', "expected every variant once, got one-sm80 twice"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, entry, message):
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path, f"[[variants]]\n{entry}\n")
+
+
+def test_every_listed_source_is_there():
+    root = sources.source_root()
+    assert root is not None
+    listed = variants.all_variants()
+    assert {"merge_states", "append_kv", "pages", "plan"} <= {variant.kernel for variant in listed}
+    for variant in listed:
+        assert (root / variant.source).is_file(), variant.name
+
+
+def test_attention_variants_say_what_the_planner_reads():
+    """Variants that one plan may have to serve agree on it, whatever the cache holds."""
+    shapes: dict[tuple[object, ...], tuple[int, ...]] = {}
+    for variant in variants.all_variants():
+        if not variant.kernel.startswith("attention_"):
+            continue
+        said = tuple(variant.constant(name) for name in PLANNED)
+        problem = (variant.kernel, variant.arch, variant.head_dim, variant.head_dim_v, variant.dtype)
+        assert shapes.setdefault(problem, said) == said, variant.name
+        spec = work_spec.of_variant(variant, Gpu.of_arch(90, 132), 8, 2)
+        assert spec.min_split % spec.kv_tile == 0
+        assert spec.invariant_split % spec.kv_tile == 0
+
+
+def test_architectures_are_chosen_newest_first():
+    def names(arch: int) -> list[str]:
+        return [variant.arch for variant in select.of_kernel("plan", Gpu.of_arch(arch, 4))]
+
+    assert names(80) == ["80"]
+    assert names(89) == ["80"]
+    assert names(90) == ["90a", "80"]
+    assert names(100) == ["80"]
+
+
+def test_what_is_not_listed_is_refused_with_the_reason():
+    spec = AttentionSpec("cuda", torch.bfloat16, torch.bfloat16, 4, 2, 8, 24, 16)
+    found, reason = select.candidates(spec, Gpu.of_arch(80, 4))
+    assert found == ()
+    assert reason == "no attention variant is listed for head dim 8/24, bf16 on sm_80"
+    assert "8.0 is needed, the GPU has 7.5" in select.candidates(spec, Gpu.of_arch(75, 4))[1]
+
+
+def test_options_that_a_kernel_lacks_are_refused():
+    variant = variants.Variant("attention_x", "80", "x.cu", lacks=("alibi", "kv_scale"))
+    spec = AttentionSpec("cuda", torch.bfloat16, torch.int8, 4, 2, 64, 64, 16, alibi=True, sinks=True, kv_scale="head")
+    assert select.lacking(variant, spec) == ["alibi", "kv_scale"]
