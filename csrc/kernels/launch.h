@@ -64,11 +64,11 @@ using PageLauncher = int32_t (*)(const PageParams*, const LaunchContext*);
 
 // What chunkattn_abi() of a library must return to be called by this build of the host side.
 constexpr int64_t launch_abi() {
-  int64_t sum = kLaunchVersion;
-  const int64_t sizes[] = {sizeof(AttentionParams), sizeof(PlannedStep), sizeof(PlanParams),   sizeof(AppendParams),
-                           sizeof(MergeParams),     sizeof(PageParams),  sizeof(LaunchContext)};
-  for (const int64_t size : sizes) sum = sum * 1021 + size;
-  return sum;
+  uint64_t sum = kLaunchVersion;
+  const uint64_t sizes[] = {sizeof(AttentionParams), sizeof(PlannedStep), sizeof(PlanParams),   sizeof(AppendParams),
+                            sizeof(MergeParams),     sizeof(PageParams),  sizeof(LaunchContext)};
+  for (const uint64_t size : sizes) sum = sum * 1021 + size;
+  return static_cast<int64_t>(sum >> 1);
 }
 
 // The workspace of an attention call, in order: int32 counters [counters] (queue heads, then one arrival counter an
