@@ -22,3 +22,24 @@ def test_mixed_step_runs() -> None:
         "[300, 76, 129] new tokens over [300, 76, 129] keys -> out [505, 32, 128]",
         "[200, 1, 1] new tokens over [500, 77, 130] keys -> out [202, 32, 128]",
     ]
+
+
+def test_own_engine_gives_the_same_tokens_for_any_budget(tmp_path: Path) -> None:
+    source = (ROOT / "examples" / "own_engine.py").read_text()
+    assert "budget, q_heads" in source
+    assert " = 16, 32, 8," in source
+    answers = set()
+    for budget in (1, 7, 32, 1000):
+        script = tmp_path / f"engine_{budget}.py"
+        script.write_text(source.replace(" = 16, 32, 8,", f" = 16, {budget}, 8,"))
+        result = subprocess.run(
+            [sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+        )
+        assert result.returncode == 0, result.stderr
+        *steps, last = result.stdout.splitlines()
+        counts = [eval(line.partition(": ")[2]) for line in steps]
+        assert all(0 < sum(step) <= budget for step in counts)
+        assert sum(map(sum, counts)) == 3 + 5 + 70 + 1  # every token but the last of each answer, once
+        answers.add(last)
+    assert len(answers) == 1
+    assert answers.pop().endswith("64 of 64 pages free")
