@@ -10,7 +10,7 @@ from dense_attention import dense_attention
 
 import chunkattn
 from chunkattn.compat import flashinfer
-from chunkattn.testing import assert_bitwise_equal, assert_lse_close, assert_rows_close, merge_states_oracle
+from chunkattn.testing import assert_bitwise_equal, assert_lse_close, assert_rows_close, merge_states_oracle, rotate
 
 INT32 = torch.int32
 LN2 = math.log(2)
@@ -107,6 +107,22 @@ def test_prefill_alibi_counts_from_the_first_query():
     check(out, lse, (want_out, want_lse + torch.repeat_interleave(history, torch.tensor(Q_LENS))[:, None] * slopes))
 
 
+@pytest.mark.parametrize(("scale", "theta"), [(None, None), (4.0, 500.0)])
+def test_prefill_rotates_queries_and_keys(scale, theta):
+    pool, q = Pool(dtype=torch.float32, page_size=5), queries(dtype=torch.float32)
+    options = {"pos_encoding_mode": "ROPE_LLAMA", "rope_scale": scale, "rope_theta": theta}
+    out = prefill(pool, causal=True, q_data_type="float32", **options).run(q, pool.cache)
+    frequencies = (theta or 1e4) ** (-torch.arange(0, DIM, 2).double() / DIM)
+
+    def turned(x, first):
+        angles = [(first + i) / (scale or 1.0) * frequencies for i in range(x.shape[0])]
+        return torch.stack([rotate(row, a.cos(), a.sin(), interleaved=False) for row, a in zip(x, angles)])
+
+    rows = [turned(part, kv - part.shape[0]) for part, kv in zip(q.split(Q_LENS), KV_LENS)]
+    pool.keys = [torch.stack([turned(kv[0], 0), kv[1].double()]) for kv in pool.keys]
+    assert_rows_close(out, expected(pool, torch.cat(rows), causal=True)[0])
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_prefill_custom_mask(packed):
     pool, q = Pool(), queries()
@@ -146,7 +162,7 @@ def test_decode_quantised_pool(v_scale):
     pool, q = Pool(), queries([1] * 4)
     cache = pool.cache.clamp(-4, 4).to(torch.float8_e5m2)
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(0, dtype=torch.uint8))
-    wrapper.plan(*pool.csr, *pool.sizes, kv_data_type=torch.float8_e5m2)
+    wrapper.plan(*pool.csr, *pool.sizes, data_type=torch.float8_e5m2)  # q stays float16, as in FlashInfer
     out = wrapper.run(q, cache, k_scale=2.0, v_scale=v_scale)
     factor = torch.as_tensor(v_scale).expand(KV_HEADS)[:, None]
     pool.keys = [kv.clamp(-4, 4).to(torch.float8_e5m2).double() for kv in pool.keys]
@@ -219,7 +235,6 @@ def test_merge_many(count):
 
 
 PLAN_REFUSALS = {
-    "pos_encoding_mode": "ROPE_LLAMA",
     "prefix_len_ptr": torch.zeros(4, dtype=INT32),
     "token_pos_in_items_len": 3,
     "custom_mask": torch.zeros(sum(q * kv for q, kv in zip(Q_LENS, KV_LENS)), dtype=torch.bool),

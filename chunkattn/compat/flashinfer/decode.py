@@ -9,7 +9,7 @@ from torch import Tensor
 
 from chunkattn.compat.flashinfer.planned_step import Mask, PlannedStep, Scale, Scales, Shape
 from chunkattn.compat.flashinfer.pools import PagedKVCache, check_layout, dtype_of
-from chunkattn.compat.flashinfer.prefill import csr_batch, planned, position_slopes, split_rule
+from chunkattn.compat.flashinfer.prefill import csr_batch, planned, positions, split_rule
 from chunkattn.compat.refusals import refuse_unless
 
 _NAME = "BatchDecodeWithPagedKVCacheWrapper"
@@ -86,14 +86,18 @@ class BatchDecodeWithPagedKVCacheWrapper:
 
         Args:
             indptr, indices, last_page_len: the CSR page table.
-            data_type: of q and pool at once.
+            data_type: of the pool where `kv_data_type` is None, and of q where `q_data_type` is.
             window_right: only 0.
             q_len_per_req: query tokens of every request; more than one are causal among each other.
         """
         refuse_unless(_NAME + ".plan", window_right=(window_right, 0))
         if q_len_per_req < 1:
             raise ValueError(f"q_len_per_req: expected at least 1, got {q_len_per_req}")
-        q_dtype = dtype_of(data_type or q_data_type or "float16")
+        q_dtype = dtype_of(q_data_type or data_type or "float16")
+        kv_dtype = kv_data_type or data_type
+        slopes, rope = positions(
+            _NAME + ".plan", pos_encoding_mode, num_qo_heads, logits_soft_cap, rope_scale, rope_theta
+        )
         requests = indptr.shape[0] - 1
         qo_indptr = torch.arange(requests + 1, dtype=torch.int32, device=indptr.device) * q_len_per_req
         self._step = PlannedStep(
@@ -106,7 +110,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
                 page_size,
                 self._layout,
                 q_dtype,
-                q_dtype if kv_data_type is None else dtype_of(kv_data_type),
+                q_dtype if kv_dtype is None else dtype_of(kv_dtype),
                 q_dtype if o_data_type is None else dtype_of(o_data_type),
             ),
             Mask(
@@ -114,9 +118,10 @@ class BatchDecodeWithPagedKVCacheWrapper:
                 window_left,
                 logits_soft_cap or 0.0,
                 None,
-                position_slopes(_NAME + ".plan", pos_encoding_mode, num_qo_heads, logits_soft_cap),
+                slopes,
                 sm_scale,
                 *split_rule(fixed_split_size, disable_split_kv),
+                rope,
             ),
             self._workspace,
         )

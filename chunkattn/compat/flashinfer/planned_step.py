@@ -10,6 +10,7 @@ from torch import Tensor
 
 import chunkattn
 from chunkattn.compat.flashinfer.pools import PagedKVCache, unpack
+from chunkattn.compat.flashinfer.rope_llama import RopeLlama
 from chunkattn.compat.refusals import refuse
 from chunkattn.types import KV_DTYPES_QUANTISED, Batch, Plan
 
@@ -26,6 +27,7 @@ class Mask:
         slopes: fp32 [Hq] of FlashInfer's ALiBi, whose distances count from a request's first query token.
         softmax_scale: None is ``D ** -0.5``.
         invariant, num_splits: how the keys are split.
+        rope: rotates queries and keys at every read.
     """
 
     causal: bool
@@ -36,6 +38,7 @@ class Mask:
     softmax_scale: float | None = None
     invariant: bool = False
     num_splits: int | None = None
+    rope: RopeLlama | None = None
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,13 @@ class PlannedStep:
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             head_dim_v=shape.head_dim_v,
-            page_size=shape.page_size,
+            page_size=shape.page_size if mask.rope is None else 1,
             dtype=shape.q_dtype,
             causal=mask.causal,
             window=(window_left, -1),
             invariant=mask.invariant,
             num_splits=mask.num_splits,
-            layout=shape.kv_layout,
+            layout=shape.kv_layout if mask.rope is None else "NHD",
         )
 
     def run(
@@ -124,6 +127,9 @@ class PlannedStep:
         shape, mask = self._shape, self._mask
         k_cache, v_cache = unpack(paged_kv_cache, shape.kv_layout)
         self._check(q, k_cache)
+        batch = self.batch
+        if mask.rope is not None:
+            q, k_cache, v_cache, batch = mask.rope.apply(q, k_cache, v_cache, batch)
         left = mask.window_left if window_left is None else window_left
         factor = _number(name, "q_scale", scales.q)
         k_scale, k_factor = _pool_scale(name, "k_scale", scales.k, k_cache)
@@ -137,9 +143,9 @@ class PlannedStep:
             q,
             k_cache,
             v_cache,
-            self.batch.block_table,
-            self.batch.cu_seqlens_q,
-            self.batch.seq_lens,
+            batch.block_table,
+            batch.cu_seqlens_q,
+            batch.seq_lens,
             softmax_scale=scale * factor * k_factor,
             causal=mask.causal,
             window=(left, -1),

@@ -11,6 +11,7 @@ from chunkattn.compat.flashinfer.alibi import alibi_slopes
 from chunkattn.compat.flashinfer.custom_mask import tree_mask, unpack_bits
 from chunkattn.compat.flashinfer.planned_step import Mask, PlannedStep, Scale, Scales, Shape
 from chunkattn.compat.flashinfer.pools import PagedKVCache, check_layout, dtype_of
+from chunkattn.compat.flashinfer.rope_llama import RopeLlama
 from chunkattn.compat.refusals import refuse, refuse_unless
 from chunkattn.types import Batch
 
@@ -113,8 +114,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
             custom_mask: bool, each request's [q_len, kv_len] flattened; replaces `causal`. Keys older than a request's
                 new tokens have to be visible.
             packed_custom_mask: the same as bits, uint8, each request beginning at a byte.
-            pos_encoding_mode: "NONE" or "ALIBI"; "ROPE_LLAMA" is refused.
-            rope_scale, rope_theta: parameters of "ROPE_LLAMA", without effect in other modes.
+            pos_encoding_mode: "NONE", "ALIBI", or "ROPE_LLAMA", which copies and rotates a step's keys in every call.
+            rope_scale, rope_theta: parameters of "ROPE_LLAMA" (1 and 10,000), without effect in other modes.
             window_left: keys to the left of a query, -1 = all.
             logits_soft_cap: None or 0 = off.
             seq_lens, block_tables: KV lengths [B] and page table [B, M]; replace what the CSR tables say.
@@ -147,6 +148,9 @@ class BatchPrefillWithPagedKVCacheWrapper:
                 assert packed_custom_mask is not None
                 custom_mask = unpack_bits(packed_custom_mask, [q * kv for q, kv in zip(q_lens, kv_lens)])
             tree, causal = tree_mask(custom_mask, q_lens, kv_lens), False
+        slopes, rope = positions(
+            _NAME + ".plan", pos_encoding_mode, num_qo_heads, logits_soft_cap, rope_scale, rope_theta
+        )
         q_dtype = dtype_of(q_data_type)
         self._step = PlannedStep(
             batch,
@@ -166,9 +170,10 @@ class BatchPrefillWithPagedKVCacheWrapper:
                 window_left,
                 logits_soft_cap or 0.0,
                 tree,
-                position_slopes(_NAME + ".plan", pos_encoding_mode, num_qo_heads, logits_soft_cap),
+                slopes,
                 sm_scale,
                 *split_rule(fixed_split_size, disable_split_kv),
+                rope,
             ),
             self._workspace,
         )
@@ -270,19 +275,19 @@ def csr_batch(
     )
 
 
-def position_slopes(name: str, mode: str, num_heads: int, softcap: float | None) -> Tensor | None:
-    """ALiBi slopes where the mode asks for them."""
-    if mode not in ("NONE", "ALIBI", "ROPE_LLAMA"):
-        raise ValueError(f"pos_encoding_mode: expected 'NONE', 'ROPE_LLAMA' or 'ALIBI', got {mode!r}")
-    if mode == "ROPE_LLAMA":
-        raise refuse(
-            name, "pos_encoding_mode", "'ROPE_LLAMA' rotates keys at every read; rotate them once, as they are appended"
-        )
+def positions(
+    name: str, mode: str, num_heads: int, softcap: float | None, rope_scale: float | None, rope_theta: float | None
+) -> tuple[Tensor | None, RopeLlama | None]:
+    """(ALiBi slopes, rotary embedding) of a positional encoding's name."""
     if mode == "NONE":
-        return None
+        return None, None
+    if mode == "ROPE_LLAMA":
+        return None, RopeLlama(rope_scale or 1.0, rope_theta or 1e4)
+    if mode != "ALIBI":
+        raise ValueError(f"pos_encoding_mode: expected 'NONE', 'ROPE_LLAMA' or 'ALIBI', got {mode!r}")
     if softcap:
         raise refuse(name, "logits_soft_cap", "expected none with ALiBi, whose bias FlashInfer adds before the cap")
-    return alibi_slopes(num_heads)
+    return alibi_slopes(num_heads), None
 
 
 def split_rule(fixed_split_size: int | None, disable_split_kv: bool) -> tuple[bool, int | None]:

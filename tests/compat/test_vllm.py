@@ -1,0 +1,226 @@
+"""vLLM's attention backend over chunkattn; skipped where vLLM is absent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from dense_attention import dense_attention
+
+import chunkattn
+from chunkattn.compat.vllm import plugin
+from chunkattn.testing import assert_bitwise_equal, assert_rows_close
+
+vllm = pytest.importorskip("vllm", reason="vLLM is not installed")
+if plugin.VERSIONS.problem(vllm.__version__):
+    pytest.skip(plugin.VERSIONS.problem(vllm.__version__), allow_module_level=True)
+
+from vllm.platforms import current_platform  # noqa: E402
+from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
+from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: E402
+from vllm.v1.attention.selector import AttentionSelectorConfig  # noqa: E402
+
+from chunkattn.compat.vllm.backend import ChunkAttentionBackend, ChunkAttentionImpl, ChunkAttentionMetadataBuilder  # noqa: E402
+
+INT32 = torch.int32
+Q_LENS, KV_LENS = [5, 1, 9], [5, 20, 33]
+HEADS, KV_HEADS, DIM, PAGE = 4, 2, 32, 16
+
+
+def selector(**changes):
+    facts = {"head_size": 64, "dtype": torch.bfloat16, "kv_cache_dtype": "auto", "block_size": 128}
+    return AttentionSelectorConfig(**{**facts, **changes})
+
+
+def test_custom_is_chunkattn_and_nothing_else_changes():
+    plugin.register()
+    plugin.register()  # vLLM may call it more than once
+    chosen = current_platform.get_attn_backend_cls(AttentionBackendEnum.CUSTOM, selector())
+    assert chosen == plugin.BACKEND
+    assert AttentionBackendEnum.CUSTOM.get_class() is ChunkAttentionBackend
+    for other in (None, AttentionBackendEnum.CPU_ATTN):
+        assert current_platform.get_attn_backend_cls(other, selector()) == AttentionBackendEnum.CPU_ATTN.get_path()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"head_size": 260}, "head_size not supported"),
+        ({"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype not supported"),
+        ({"use_mla": True}, "MLA not supported"),
+        ({"use_mm_prefix": True}, "multimodal"),
+        ({"attn_type": "encoder_only"}, "attention type"),
+    ],
+    ids=str,
+)
+def test_what_it_can_not_do_is_said_before_a_model_runs(changes, reason):
+    plugin.register()
+    with pytest.raises(ValueError, match=reason):
+        current_platform.get_attn_backend_cls(AttentionBackendEnum.CUSTOM, selector(**changes))
+
+
+@pytest.mark.parametrize("version", ["0.31.4", "0.33.0"])
+def test_another_version_is_not_registered(monkeypatch, version):
+    from vllm.v1.attention.backends import registry
+
+    AttentionBackendEnum.CUSTOM.clear_override()
+    monkeypatch.setattr(vllm, "__version__", version)
+    warnings = []
+    monkeypatch.setattr("vllm.logger.init_logger", lambda name: SimpleNamespace(warning=lambda *a: warnings.append(a)))
+    plugin.register()
+    assert AttentionBackendEnum.CUSTOM not in registry._ATTN_OVERRIDES
+    assert "expected a version from 0.32 on and below 0.33" in warnings[0][1]
+
+
+class Step:
+    """A mixed step over scattered pages of vLLM's shape [N, Hkv, P, 2·D]."""
+
+    def __init__(self, dtype, cache_dtype=None, contiguous_heads=True):
+        torch.manual_seed(0)
+        self.q = torch.randn(sum(Q_LENS), HEADS, DIM).to(dtype)
+        self.keys = [torch.randn(2, n, KV_HEADS, DIM).to(dtype) for n in KV_LENS]
+        shape = (9, KV_HEADS, PAGE, 2 * DIM) if contiguous_heads else (9, PAGE, KV_HEADS, 2 * DIM)
+        cache = torch.full(shape, float("nan")).to(cache_dtype or dtype)
+        cache = cache.view(torch.uint8) if cache_dtype else cache
+        self.cache = cache if contiguous_heads else cache.transpose(1, 2)
+        self.table = torch.tensor([[4, 0, 0], [7, 2, 0], [5, 1, 8]], dtype=INT32)
+        self.layer = SimpleNamespace(_k_scale=torch.tensor(1.0), _v_scale=torch.tensor(1.0))
+        ends = torch.tensor([0, *Q_LENS]).cumsum(0).to(INT32)
+        self.common = CommonAttentionMetadata(
+            ends, ends, torch.tensor(KV_LENS, dtype=INT32), 3, sum(Q_LENS), max(Q_LENS), max(KV_LENS), self.table,
+            torch.zeros(sum(Q_LENS), dtype=torch.int64),
+        )  # fmt: skip
+
+    def slots(self, row, start, end):
+        position = torch.arange(start, end)
+        return self.table[row, position // PAGE].long() * PAGE + position % PAGE
+
+    def fill(self, impl):
+        """History request by request, then the step's tokens in one call with padding and a skipped slot."""
+        for row, (kv, q_len) in enumerate(zip(self.keys, Q_LENS)):
+            history = kv.shape[1] - q_len
+            impl.do_kv_cache_update(self.layer, *kv[:, :history], self.cache, self.slots(row, 0, history))
+        new = [torch.cat([kv[i, -n:] for kv, n in zip(self.keys, Q_LENS)]) for i in range(2)]
+        pad = torch.full((3, KV_HEADS, DIM), float("nan")).to(new[0].dtype)
+        slots = [self.slots(row, kv - q, kv) for row, (kv, q) in enumerate(zip(KV_LENS, Q_LENS))]
+        slots = torch.cat([*slots, torch.tensor([-1])])  # shorter than key: the rest is padding
+        impl.do_kv_cache_update(self.layer, *(torch.cat([x, pad]) for x in new), self.cache, slots)
+
+    def run(self, impl):
+        builder = ChunkAttentionMetadataBuilder.__new__(ChunkAttentionMetadataBuilder)
+        metadata = builder.build(0, self.common)
+        tokens = sum(Q_LENS)
+        output = torch.full((tokens + 3, HEADS * DIM), float("nan")).to(self.q.dtype)
+        query = torch.cat([self.q, torch.full((3, HEADS, DIM), float("nan")).to(self.q.dtype)])
+        result = impl.forward(self.layer, query, None, None, self.cache, metadata, output)
+        assert result.data_ptr() == output.data_ptr()
+        again = torch.empty_like(output)
+        impl.forward(self.layer, query, None, None, self.cache, metadata, again)
+        assert_bitwise_equal(again[:tokens], output[:tokens])
+        assert len(metadata.plans) == 1
+        return output[:tokens].view(tokens, HEADS, DIM)
+
+    def expected(self, keys=None, **options):
+        return torch.cat(
+            [
+                dense_attention(q, *kv, causal=True, **options)[0]
+                for q, kv in zip(self.q.split(Q_LENS), self.keys if keys is None else keys)
+            ]
+        )
+
+
+def implementation(**options):
+    return ChunkAttentionImpl(HEADS, DIM, DIM**-0.5, KV_HEADS, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("contiguous_heads", [True, False])
+@pytest.mark.parametrize(
+    ("options", "want"),
+    [
+        ({}, {}),
+        ({"sliding_window": 4}, {"window": (3, -1)}),
+        ({"logits_soft_cap": 2.0}, {"softcap": 2.0}),
+        ({"sinks": torch.tensor([1.0, -1.0, 0.0, 3.0])}, {"sinks": torch.tensor([1.0, -1.0, 0.0, 3.0])}),
+        ({"alibi_slopes": [0.5, 0.25, 0.1, 0.05]}, {"slopes": torch.tensor([0.5, 0.25, 0.1, 0.05])}),
+    ],
+    ids=str,
+)
+def test_a_mixed_step(dtype, contiguous_heads, options, want):
+    step, impl = Step(dtype, contiguous_heads=contiguous_heads), implementation(**options)
+    step.fill(impl)
+    assert_rows_close(step.run(impl), step.expected(**want))
+
+
+@pytest.mark.parametrize(
+    ("name", "cache_dtype"),
+    [("fp8", torch.float8_e4m3fn), ("fp8_e4m3", torch.float8_e4m3fn), ("fp8_e5m2", torch.float8_e5m2)],
+)
+@pytest.mark.parametrize(
+    "scales", [(torch.tensor([0.5]), torch.tensor(0.25)), (torch.rand(2) + 0.1, torch.rand(2) + 0.1)]
+)
+def test_an_fp8_cache(name, cache_dtype, scales):
+    step, impl = Step(torch.bfloat16, cache_dtype), implementation(kv_cache_dtype=name)
+    step.layer = SimpleNamespace(_k_scale=scales[0], _v_scale=scales[1])
+    step.fill(impl)
+    stored = []
+    for kv in step.keys:
+        parts = [(x.float() / s.view(-1, 1)).to(cache_dtype).double() * s.view(-1, 1) for x, s in zip(kv, scales)]
+        stored.append(torch.stack(parts))
+    assert_rows_close(step.run(impl), step.expected(stored))
+
+
+def test_what_the_interface_carries_and_it_can_not_do():
+    step, impl = Step(torch.float32), implementation()
+    with pytest.raises(chunkattn.UnsupportedError, match=r"^output_scale: "):
+        impl.forward(step.layer, step.q, None, None, step.cache, None, step.q, output_scale=torch.ones(1))
+    with pytest.raises(chunkattn.UnsupportedError, match=r"^attn_type: "):
+        implementation(attn_type="encoder")
+    builder = ChunkAttentionMetadataBuilder.__new__(ChunkAttentionMetadataBuilder)
+    with pytest.raises(chunkattn.UnsupportedError, match=r"^causal: "):
+        builder.build(0, step.common.replace(causal=torch.ones(3, dtype=torch.bool)))
+
+
+ENGINE = """
+import json, sys
+from vllm import LLM, SamplingParams
+
+def main():
+    directory, backend = sys.argv[1:]
+    llm = LLM(directory, dtype="float32", enforce_eager=True, max_model_len=128, max_num_batched_tokens=32,
+              kv_cache_memory_bytes=1 << 24, skip_tokenizer_init=True, enable_prefix_caching=True,
+              **({"attention_backend": backend} if backend else {}))
+    prompts = [[(i * 7 + n) % 60 + 2 for i in range(n)] for n in (1, 5, 70, 33)]
+    prompts.append(prompts[2][:64] + [9])  # shares a cached prefix
+    options = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
+    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], options)
+    print("TOKENS", json.dumps([list(o.outputs[0].token_ids) for o in outputs]))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.full
+def test_the_engine_gives_the_tokens_of_its_own_attention(tmp_path):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=128, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    (tmp_path / "engine.py").write_text(ENGINE)
+    answers = {}
+    for backend in ("", "CUSTOM"):
+        command = [sys.executable, str(tmp_path / "engine.py"), str(tmp_path / "model"), backend]
+        run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+        answers[backend] = next(json.loads(x[7:]) for x in run.stdout.splitlines() if x.startswith("TOKENS "))
+        assert ("serves the attention of 2 layers" in run.stdout + run.stderr) == bool(backend)
+    assert answers["CUSTOM"] == answers[""]
