@@ -1,8 +1,8 @@
 """The attention kernel: a static grid of programs that take items from the plan's two queues until both are empty.
 
 One launch serves any mix: an item is a decode tile (few packed rows) or a prefill tile, each compiled for its shape.
-Half of the programs begin with decodes, which are bound by memory, the others with prefill, bound by arithmetic;
-whoever finds a queue empty helps the other.
+A free program takes from the queue of which more is left: decodes are bound by memory, prefill by arithmetic, and both
+shall last until the end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 
 from chunkattn.backends.triton.epilogue import add_sink, finish, store_partial, store_rows
 from chunkattn.backends.triton.loader import load_queries, load_scale
-from chunkattn.backends.triton.schedule import DECODE_TOTAL, PREFILL_TOTAL, TABLES, find_item, plan_fits
+from chunkattn.backends.triton.schedule import DECODE_TOTAL, PREFILL_TOTAL, TABLES, find_item, plan_fits, takes_decode
 from chunkattn.backends.triton.softmax import empty_state, join
 from chunkattn.backends.triton.tile import attend, make_tile
 
@@ -40,21 +40,17 @@ def run_item(
     )
     tile = make_tile(batch, k_pool, extras, numbers, request, kv_head, row_begin, BLOCK_M, spec)
     q = load_queries(queries, tile.token, tile.head, tile.row_valid, spec)
-    maximum, total, acc = empty_state(BLOCK_M, spec.width)
     if spec.invariant:
         # The same partial states, joined by the same function, whether one item walks them or several do.
+        maximum, total, acc = empty_state(BLOCK_M, spec.width)
         for part_begin in range(kv_begin, tl.minimum(kv_end, tile.seen_end), spec.invariant_split):
             part_end = tl.minimum(part_begin + spec.invariant_split, kv_end)
-            part_maximum, part_total, part_acc = empty_state(BLOCK_M, spec.width)
             part_maximum, part_total, part_acc = attend(
-                part_maximum, part_total, part_acc, q, tile, batch, k_pool, v_pool, extras, numbers,
-                part_begin, part_end, BLOCK_M, spec,
-            )  # fmt: skip
+                q, tile, batch, k_pool, v_pool, extras, numbers, part_begin, part_end, BLOCK_M, spec
+            )
             maximum, total, acc = join(maximum, total, acc, part_maximum, part_total, part_acc)
     else:
-        maximum, total, acc = attend(
-            maximum, total, acc, q, tile, batch, k_pool, v_pool, extras, numbers, kv_begin, kv_end, BLOCK_M, spec
-        )
+        maximum, total, acc = attend(q, tile, batch, k_pool, v_pool, extras, numbers, kv_begin, kv_end, BLOCK_M, spec)
     if spec.v_scale == "tensor" or spec.v_scale == "head":
         acc = acc * load_scale(v_pool.scale, kv_head, spec.v_scale)
     if partials.ptr is None:
@@ -94,7 +90,7 @@ def attention_kernel(
     Args:
         plan: int64 words of a plan.
         expected_spec: int64, the plan's spec that this call needs; compared if the spec says so.
-        queues: int32 [2], zero: items taken so far, decodes first.
+        queues: int64 [1], zero: items taken so far, decodes in the upper half and prefill in the lower.
     """
     if spec.check_plan:
         if not plan_fits(plan, expected_spec, batch, partials, num_requests, spec):
@@ -102,26 +98,29 @@ def attention_kernel(
             fill_rows(outputs, logsums, tl.program_id(0) * 0, num_tokens, float("nan"), float("nan"), spec)
             return
     fill_rows(outputs, logsums, tl.load(batch.cu_seqlens_q + num_requests), num_tokens, 0.0, float("-inf"), spec)
-    is_decode = tl.program_id(0) < tl.num_programs(0) // 2
-    for _turn in range(2):
-        queue = tl.where(is_decode, 0, 1)
-        count = tl.load(plan + tl.where(is_decode, DECODE_TOTAL, PREFILL_TOTAL))
-        number = tl.atomic_add(queues + queue, 1, sem="relaxed")
-        while number < count:
-            if spec.block_m_decode == spec.block_m:
-                run_item(
-                    number, is_decode, plan, batch, queries, k_pool, v_pool, outputs, logsums, extras, partials,
-                    numbers, num_requests, spec.block_m, spec,
-                )  # fmt: skip
-            elif is_decode:
-                run_item(
-                    number, is_decode, plan, batch, queries, k_pool, v_pool, outputs, logsums, extras, partials,
-                    numbers, num_requests, spec.block_m_decode, spec,
-                )  # fmt: skip
-            else:
-                run_item(
-                    number, is_decode, plan, batch, queries, k_pool, v_pool, outputs, logsums, extras, partials,
-                    numbers, num_requests, spec.block_m, spec,
-                )  # fmt: skip
-            number = tl.atomic_add(queues + queue, 1, sem="relaxed")
-        is_decode = not is_decode
+    decode_total, prefill_total = tl.load(plan + DECODE_TOTAL), tl.load(plan + PREFILL_TOTAL)
+    more = True
+    while more:
+        taken = tl.atomic_add(queues, 0, sem="relaxed")
+        decode_left, prefill_left = decode_total - (taken >> 32), prefill_total - (taken & 0xFFFFFFFF)
+        more = (decode_left > 0) | (prefill_left > 0)
+        if more:
+            is_decode = takes_decode(decode_left, decode_total, prefill_left, prefill_total, tl.num_programs(0))
+            taken = tl.atomic_add(queues, tl.where(is_decode, 1 << 32, 1).to(tl.int64), sem="relaxed")
+            number = tl.where(is_decode, taken >> 32, taken & 0xFFFFFFFF)
+            if number < tl.where(is_decode, decode_total, prefill_total):
+                if spec.block_m_decode == spec.block_m:
+                    run_item(
+                        number, is_decode, plan, batch, queries, k_pool, v_pool, outputs, logsums, extras, partials,
+                        numbers, num_requests, spec.block_m, spec,
+                    )  # fmt: skip
+                elif is_decode:
+                    run_item(
+                        number, is_decode, plan, batch, queries, k_pool, v_pool, outputs, logsums, extras, partials,
+                        numbers, num_requests, spec.block_m_decode, spec,
+                    )  # fmt: skip
+                else:
+                    run_item(
+                        number, is_decode, plan, batch, queries, k_pool, v_pool, outputs, logsums, extras, partials,
+                        numbers, num_requests, spec.block_m, spec,
+                    )  # fmt: skip

@@ -18,7 +18,8 @@ from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs
 from chunkattn.backends.base import Support
 from chunkattn.backends.device import Gpu, gpu
 from chunkattn.backends.triton import config
-from chunkattn.plan.work import max_partial_rows, plan_words
+from chunkattn.env import SETTINGS
+from chunkattn.plan.work import make_plan, max_partial_rows, plan_words
 from chunkattn.types import AttentionSpec
 
 __all__ = ["plan_words"]
@@ -126,12 +127,26 @@ def attention(a: AttentionArgs) -> None:
     bound = max_partial_rows(config.work_spec(facts), a.q.shape[0], a.block_table.shape[1] * a.k_cache.shape[1])
     row_bytes = _partial_bytes(1, a.v_cache.shape[3])
     capacity, workspace = _workspace(a, bound, row_bytes)
+    if SETTINGS.debug and a.plan is not None:
+        _check_plan(a, facts, capacity * row_bytes)
     with _on(a.q.device):
         words = a.plan
         if words is None:
             words = torch.empty(plan_words(num_requests), dtype=torch.int64, device=a.q.device)
             plan(facts._replace(words=words))
-        launch.run(a, words, workspace, capacity)
+        for one in launch.launches(a, words, workspace, capacity, _gpu(a.q.device)):
+            one.run()
+
+
+def _check_plan(a: AttentionArgs, facts: PlanArgs, num_bytes: int) -> None:
+    """What the kernels find out too, and answer with NaN in every row: in debug mode it is an error that says why."""
+    assert a.plan is not None
+    made = a.plan.tolist()
+    if made != make_plan(config.work_spec(facts), a.cu_seqlens_q.tolist(), a.seq_lens.tolist()):
+        raise ValueError("plan: expected one made for these lengths and options, got one made for others")
+    needed = _partial_bytes(made[_PARTIAL_ROWS_WORD], a.v_cache.shape[3])
+    if needed > num_bytes:
+        raise ValueError(f"workspace: expected at least {needed} bytes for this plan, got {num_bytes}")
 
 
 def _workspace(a: AttentionArgs, bound: int, row_bytes: int) -> tuple[int, Tensor | None]:

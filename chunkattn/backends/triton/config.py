@@ -19,6 +19,8 @@ DECODE_ROWS = 16  # rows of an mma tile: fewer cost the same
 INVARIANT_SPLIT = 2048
 ITEMS_PER_WORKER = 2
 MIN_SPLIT = 256
+BALANCE = 100  # of what Triton reaches: an H200's 790 TFLOP/s x 0.45 to 4.3 TB/s x 0.8 (an estimate, not measured)
+SPLIT_COST = 64  # keys' worth of starting an item and joining its state (an estimate, not measured)
 
 
 @dataclass(frozen=True)
@@ -115,12 +117,15 @@ def work_spec_of(
         kv_tile=config.block_n,
         min_split=MIN_SPLIT,
         invariant_split=INVARIANT_SPLIT,
+        # Bytes of a key against the arithmetic of a key of a prefill tile, at BALANCE operations a byte.
+        decode_cost=256 * BALANCE * dtype.itemsize // (2 * config.block_m),
+        split_cost=SPLIT_COST,
     )
 
 
-def work_spec(facts: PlanArgs) -> WorkSpec:
-    """What the plan of these facts depends on besides the lengths, on the GPU of `facts.seq_lens`."""
-    device = gpu(facts.seq_lens.device)
+def work_spec(facts: PlanArgs, device: Gpu | None = None) -> WorkSpec:
+    """What the plan of these facts depends on besides the lengths, on the GPU of `facts.seq_lens` or another one."""
+    device = device or gpu(facts.seq_lens.device)
     assert device is not None  # supports() was asked before
     return work_spec_of(
         device,

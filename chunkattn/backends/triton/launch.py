@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import astuple
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from chunkattn.args import AttentionArgs, PlanArgs
-from chunkattn.backends.device import gpu
+from chunkattn.backends.device import Gpu
 from chunkattn.backends.triton import arguments as group
 from chunkattn.backends.triton.attention import attention_kernel
 from chunkattn.backends.triton.config import KernelConfig, choose, padded, work_spec
@@ -46,18 +46,31 @@ def plan_facts(a: AttentionArgs, words: Tensor) -> PlanArgs:
     )
 
 
-def run(a: AttentionArgs, words: Tensor, workspace: Tensor | None, capacity: int) -> None:
-    """Launches the kernels of a call.
+class Launch(NamedTuple):
+    """One kernel with all it is given."""
+
+    kernel: Any
+    grid: tuple[int]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def run(self) -> None:
+        self.kernel[self.grid](*self.arguments, **self.options)
+
+
+def launches(
+    a: AttentionArgs, words: Tensor, workspace: Tensor | None, capacity: int, device: Gpu
+) -> tuple[Launch, ...]:
+    """The launches of a call, in order.
 
     Args:
         words: the plan.
         workspace: fp32 [capacity * (Dv + 2)], None without partial states.
         capacity: rows of partial states that fit.
+        device: the GPU to launch for.
     """
-    device = gpu(a.q.device)
-    assert device is not None
     config = choose(a.q.shape[2], a.v_cache.shape[3], a.q.dtype, a.invariant, device)
-    work = work_spec(plan_facts(a, words))
+    work = work_spec(plan_facts(a, words), device)
     spec = _spec(a, config, work)
     scalars = group.Numbers(
         float(a.softmax_scale), float(a.softcap), min(a.window_left, _WIDEST), min(a.window_right, _WIDEST)
@@ -69,31 +82,27 @@ def run(a: AttentionArgs, words: Tensor, workspace: Tensor | None, capacity: int
     partials = group.Partials(workspace, capacity)
     expected = _spec_words(work, a.q.device)
     num_requests, num_tokens = a.seq_lens.shape[0], a.q.shape[0]
-    options = {"num_warps": config.num_warps, "enable_fp_fusion": not a.invariant}
-    queues = torch.zeros(2, dtype=torch.int32, device=a.q.device)
-    attention_kernel[(work.num_workers,)](
-        words,
-        expected,
-        queues,
-        batch,
-        group.Rows(a.q, *a.q.stride()[:2]),
-        _pool(a.k_cache, a.k_scale),
-        _pool(a.v_cache, a.v_scale),
-        outputs,
-        logsums,
-        extras,
-        partials,
-        scalars,
-        num_requests,
-        num_tokens,
-        spec,
-        **options,
+    rest = logsums, extras, partials, scalars, num_requests
+    queues = torch.zeros(1, dtype=torch.int64, device=a.q.device)
+    queries = group.Rows(a.q, *a.q.stride()[:2])
+    pools = _pool(a.k_cache, a.k_scale), _pool(a.v_cache, a.v_scale)
+    # Without fusion a product and a sum are rounded apart wherever they meet: the bits do not depend on the loop.
+    fusion = {"enable_fp_fusion": not a.invariant}
+    attend = Launch(
+        attention_kernel,
+        (work.num_workers,),
+        (words, expected, queues, batch, queries, *pools, outputs, *rest, num_tokens, spec),
+        {"num_warps": config.num_warps, **fusion},
     )
-    if workspace is not None:
-        merge_kernel[(device.num_sms * _MERGE_WARPS,)](
-            words, expected, batch, outputs, logsums, extras, partials, scalars, num_requests, spec, num_warps=1,
-            enable_fp_fusion=not a.invariant,
-        )  # fmt: skip
+    if workspace is None:
+        return (attend,)
+    merge = Launch(
+        merge_kernel,
+        (device.num_sms * _MERGE_WARPS,),
+        (words, expected, batch, outputs, *rest, spec),
+        {"num_warps": 1, **fusion},
+    )
+    return attend, merge
 
 
 @functools.lru_cache(maxsize=256)

@@ -81,6 +81,19 @@ def load_scale(scale, kv_head, MODE: tl.constexpr):
 
 
 @triton.jit
+def split_scale(scale):
+    """A scale as (power of two with its sign, fraction in [1, 2)).
+
+    Values times the power stay exact, weights times the fraction are rounded once and stay in fp16's range: a weight
+    times a whole scale may fall below it.
+    """
+    bits = scale.to(tl.int32, bitcast=True)
+    power = (bits & ~0x7FFFFF).to(tl.float32, bitcast=True)
+    fraction = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
+    return power, fraction
+
+
+@triton.jit
 def widen(stored, TARGET: tl.constexpr, STORAGE: tl.constexpr):
     """Stored numbers as TARGET (bf16, fp16 or fp32); exact, NaN and infinities kept.
 

@@ -84,9 +84,16 @@ def find_item(plan, batch, number, num_requests, is_decode, numbers, spec):
 
 
 @triton.jit
+def takes_decode(decode_left, decode_total, prefill_left, prefill_total, num_workers):
+    """As `chunkattn.plan.work.takes_decode`."""
+    larger_share = 4 * decode_left * prefill_total >= (4 * prefill_left + num_workers) * decode_total
+    return (decode_left > 0) & ((prefill_left <= 0) | larger_share)
+
+
+@triton.jit
 def plan_fits(plan, expected_spec, batch, partials, num_requests, spec):
     """Whether a plan was made for this call's facts, its batch has as many tokens, and its partial states fit."""
-    index = tl.arange(0, 16)
+    index = tl.arange(0, 32)
     mask = index < TABLES - SPEC_BEGIN
     made_for = tl.load(plan + SPEC_BEGIN + index, mask=mask, other=0)
     expected = tl.load(expected_spec + index, mask=mask, other=0)

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from chunkattn.backends.triton.loader import find_slots, load_scale, load_tile, load_token_scale, widen
+from chunkattn.backends.triton.loader import find_slots, load_scale, load_tile, load_token_scale, split_scale, widen
 from chunkattn.backends.triton.mask import full_range, keep, visible_range
 from chunkattn.backends.triton.schedule import request_lengths
 from chunkattn.backends.triton.score import modify_scores
-from chunkattn.backends.triton.softmax import softmax_step
+from chunkattn.backends.triton.softmax import empty_state, softmax_step
 
 
 class Tile(NamedTuple):
@@ -70,10 +70,13 @@ def make_tile(batch, k_pool, extras, numbers, request, kv_head, row_begin, BLOCK
 
 @triton.jit
 def walk(
-    maximum, total, acc, q, tile, batch, k_pool, v_pool, extras, numbers,
+    maximum, total, mass, acc, q, tile, batch, k_pool, v_pool, extras, numbers,
     begin, end, MASKED: tl.constexpr, STAGES: tl.constexpr, spec,
 ):  # fmt: skip
-    """Takes the keys [begin, end) into a state; begin is a multiple of BN, and so is end unless MASKED."""
+    """Takes the keys [begin, end) into a state; begin is a multiple of BN, and so is end unless MASKED.
+
+    `mass` [BM] is the total of the weights as they were rounded for the product with V, where that is kept apart.
+    """
     for start in tl.range(begin, end, spec.block_n, num_stages=STAGES):
         kv_pos = start + tl.arange(0, spec.block_n)
         live = (kv_pos >= tile.seen_begin) & (kv_pos < end)
@@ -91,30 +94,31 @@ def walk(
         maximum, total, weights, decay = softmax_step(maximum, total, logits)
         v = load_tile(v_pool, page, slot, tile.kv_head, live, MASKED, spec.head_dim_v, spec.width, spec)
         if spec.v_scale == "token":
-            # Values and not weights are scaled: a weight times a small scale may fall out of fp16's range.
-            factor = load_token_scale(v_pool.scale, page, slot, tile.kv_head, live, MASKED)
-            v = (widen(v, tl.float32, spec.storage) * factor[:, None]).to(q.dtype)
+            power, fraction = split_scale(load_token_scale(v_pool.scale, page, slot, tile.kv_head, live, MASKED))
+            v = (widen(v, tl.float32, spec.storage) * power[:, None]).to(q.dtype)
+            rounded = (weights * fraction[None, :]).to(v.dtype)
+            mass = mass * decay + tl.sum(rounded.to(tl.float32) / fraction[None, :], 1)
         else:
             v = widen(v, q.dtype, spec.storage)
-        acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision=spec.precision)
-    return maximum, total, acc
+            rounded = weights.to(v.dtype)
+        acc = tl.dot(rounded, v, acc * decay[:, None], input_precision=spec.precision)
+    return maximum, total, mass, acc
 
 
 @triton.jit
-def attend(
-    maximum, total, acc, q, tile, batch, k_pool, v_pool, extras, numbers,
-    kv_begin, kv_end, BLOCK_M: tl.constexpr, spec,
-):  # fmt: skip
-    """Takes the visible keys of [kv_begin, kv_end) into a state; kv_begin is a multiple of BN.
+def attend(q, tile, batch, k_pool, v_pool, extras, numbers, kv_begin, kv_end, BLOCK_M: tl.constexpr, spec):
+    """The state of the visible keys of [kv_begin, kv_end); kv_begin is a multiple of BN.
 
     Few rows: one loop that masks every tile, which costs them nothing beside the memory. Many rows: a loop without
     any mask over what all rows see, and masked tiles before and after it.
     """
     begin = tl.maximum(kv_begin, tile.seen_begin // spec.block_n * spec.block_n)
     end = tl.minimum(kv_end, tile.seen_end)
+    maximum, total, acc = empty_state(BLOCK_M, spec.width)
+    mass = tl.zeros([BLOCK_M], tl.float32)
     if BLOCK_M <= 16:
-        return walk(
-            maximum, total, acc, q, tile, batch, k_pool, v_pool, extras, numbers,
+        maximum, total, mass, acc = walk(
+            maximum, total, mass, acc, q, tile, batch, k_pool, v_pool, extras, numbers,
             begin, end, True, spec.num_stages, spec,
         )  # fmt: skip
     else:
@@ -124,15 +128,19 @@ def attend(
         has_free = free_end > free_begin
         free_begin, free_end = tl.where(has_free, free_begin, begin), tl.where(has_free, free_end, begin)
         if spec.has_left:
-            maximum, total, acc = walk(
-                maximum, total, acc, q, tile, batch, k_pool, v_pool, extras, numbers,
+            maximum, total, mass, acc = walk(
+                maximum, total, mass, acc, q, tile, batch, k_pool, v_pool, extras, numbers,
                 begin, free_begin, True, 1, spec,
             )  # fmt: skip
-        maximum, total, acc = walk(
-            maximum, total, acc, q, tile, batch, k_pool, v_pool, extras, numbers,
+        maximum, total, mass, acc = walk(
+            maximum, total, mass, acc, q, tile, batch, k_pool, v_pool, extras, numbers,
             free_begin, free_end, False, spec.num_stages, spec,
         )  # fmt: skip
-        return walk(
-            maximum, total, acc, q, tile, batch, k_pool, v_pool, extras, numbers,
+        maximum, total, mass, acc = walk(
+            maximum, total, mass, acc, q, tile, batch, k_pool, v_pool, extras, numbers,
             free_end, end, True, 1, spec,
         )  # fmt: skip
+    if spec.v_scale == "token":
+        # A scale's fraction makes even a weight of 1 inexact; divided by what it became, a lone key's row is exact.
+        acc = acc * tl.where(mass > 0, total / mass, 1.0)[:, None]
+    return maximum, total, acc
