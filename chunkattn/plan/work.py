@@ -25,8 +25,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from itertools import pairwise
 
-_MAGIC = 0x6368756E6B617474
-_MOST_WAVE_SPLITS = 16
+MAGIC = 0x6368756E6B617474
+MOST_WAVE_SPLITS = 16
 _MASK = (1 << 64) - 1
 
 
@@ -157,7 +157,7 @@ def make_plan(spec: WorkSpec, cu_seqlens_q: Sequence[int], seq_lens: Sequence[in
     tables = decode_items + prefill_items + partial_base + split_len
     lengths = [word for pair in zip(cu_seqlens_q[1:], seq_lens) for word in pair]
     header = [
-        _MAGIC,
+        MAGIC,
         len(q_lens),
         cu_seqlens_q[-1],
         decode_items[-1],
@@ -199,7 +199,7 @@ def _shared_lengths(spec: WorkSpec, decode_work: int, prefill_work: int, units: 
     best = fair_prefill + prefill_split // 2 + per_worker * spec.split_cost
     if 20 * cost * decode_work <= total:
         serial = _ceil_div(2 * cost * decode_work, 256 * workers)
-        for splits in range(1, _MOST_WAVE_SPLITS + 1):
+        for splits in range(1, MOST_WAVE_SPLITS + 1):
             keys = _ceil_div(longest, splits) + (spec.split_cost if splits > 1 else 0)
             end = _ceil_div(units * splits, workers) * keys + serial
             if end <= best:
