@@ -89,8 +89,8 @@ def flash_attn_varlen_func(
         causal: bottom-right aligned.
         window_size: keys beside the query (left, right), -1 or None = unlimited.
         softcap: 0 = off.
-        alibi_slopes: fp32 [Hq] or [B, Hq]. Their bias is -slope·|distance|; it is refused where a query sees keys on
-            its right (not causal, more than one query a sequence).
+        alibi_slopes: fp32 [Hq] or [B, Hq]; the bias is -slope·|distance|. Where a query sees keys on its right, those
+            are copied and attended in a second call; refused there for a sequence with more queries than keys.
         return_attn_probs: return (out, lse, empty) as FlashAttention 2 does.
         block_table, page_table: int32 [B, M], two names of one thing.
         seqused_q: int32 [B], how many of each sequence's queries count; the others' rows are 0, their lse -inf.
@@ -143,7 +143,6 @@ def flash_attn_varlen_func(
         total, starts = q.shape[0], cu_seqlens_q
         rows = used_rows(cu_seqlens_q, seqused_q)
         q, cu_seqlens_q = q[rows], torch.nn.functional.pad(seqused_q.cumsum(0), (1, 0))
-    single = max_seqlen_q is not None and int(max_seqlen_q) == 1
     result, lse = attend(
         name,
         q,
@@ -155,7 +154,6 @@ def flash_attn_varlen_func(
         window=window_size,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
-        single_query=single,
         k_descale=k_descale,
         v_descale=v_descale,
         sinks=s_aux,
@@ -297,7 +295,7 @@ def flash_attn_with_kvcache(
         cu_seqlens_q = torch.arange(batch_size + 1, dtype=torch.int32, device=q.device) * queries
         q_tokens = q.flatten(0, 1)
     else:
-        queries, q_tokens = max_seqlen_q or 0, q
+        queries, q_tokens = 0, q
     if cache_seqlens is None:
         cache_seqlens = k_cache.shape[1] if table is None else table.shape[1] * k_cache.shape[1]
     if isinstance(cache_seqlens, int):
@@ -353,7 +351,6 @@ def flash_attn_with_kvcache(
         window=window_size,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
-        single_query=queries == 1,
         k_descale=k_descale,
         v_descale=v_descale,
         sinks=s_aux,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 import chunkattn
 from chunkattn.compat.contiguous_kv import PagedView
 from chunkattn.compat.refusals import refuse
+from chunkattn.compat.two_sided_alibi import two_sided_attention
 from chunkattn.types import Plan, Rope
 
 Window = Sequence[int | None]
@@ -29,7 +30,6 @@ def attend(
     window: Window | None,
     softcap: float,
     alibi_slopes: Tensor | None,
-    single_query: bool,
     k_descale: Tensor | None,
     v_descale: Tensor | None,
     sinks: Tensor | None,
@@ -39,32 +39,39 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """out [T, Hq, Dv] and lse [Hq, T] of packed queries over a pool."""
     beside = window_of(window)
-    if alibi_slopes is not None and not (causal or single_query or beside[1] == 0):
-        raise refuse(
-            name, "alibi_slopes", "the bias of keys on a query's right can't be honoured; expected causal=True"
-        )
     if plan is not None and not isinstance(plan, Plan):
         raise refuse(name, "scheduler_metadata", "expected what get_scheduler_metadata of this module returns")
+    options: dict[str, Any] = {
+        "softmax_scale": float(softmax_scale),
+        "softcap": float(softcap),
+        "k_scale": one_scale(name, "k_descale", k_descale),
+        "v_scale": one_scale(name, "v_descale", v_descale),
+        "num_splits": num_splits if num_splits > 0 else None,
+    }
+    sinks = None if sinks is None else sinks.float()
+    looks_right = not causal and beside[1] != 0
+    if alibi_slopes is not None and looks_right and bool((torch.diff(cu_seqlens_q) > 1).any()):
+        if plan is not None:
+            raise refuse(name, "scheduler_metadata", "expected None with alibi_slopes and causal=False")
+        result, lse = two_sided_attention(
+            q, view, cu_seqlens_q, seq_lens, window=beside, alibi_slopes=alibi_slopes, sinks=sinks, **options
+        )
+        return result if out is None else out.copy_(result), lse.t().contiguous()
     lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device)
-    result = chunkattn.attention(
+    result = chunkattn.attention(  # type: ignore[assignment]
         q,
         *view,
         cu_seqlens_q,
         seq_lens,
-        softmax_scale=float(softmax_scale),
         causal=bool(causal),
         window=beside,
-        softcap=float(softcap),
         alibi_slopes=alibi_slopes,
-        sinks=None if sinks is None else sinks.float(),
-        k_scale=one_scale(name, "k_descale", k_descale),
-        v_scale=one_scale(name, "v_descale", v_descale),
-        num_splits=num_splits if num_splits > 0 else None,
+        sinks=sinks,
         plan=plan,
         out=out,
         lse=lse.t(),
+        **options,
     )
-    assert isinstance(result, Tensor)  # return_lse is not set
     return result, lse
 
 

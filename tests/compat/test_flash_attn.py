@@ -120,6 +120,32 @@ def test_varlen_alibi_and_sinks(per_sequence):
     check(out, lse, expected_packed(q, k, v, causal=True, slopes=slopes, sinks=sinks))
 
 
+@pytest.mark.parametrize("window", [(-1, -1), (3, 2), (-1, 4), (2, -1)])
+@pytest.mark.parametrize("per_sequence", [False, True])
+def test_varlen_alibi_on_both_sides(window, per_sequence):
+    q, k, v = packed(torch.float32)
+    slopes = torch.rand(len(Q_LENS), 4) if per_sequence else torch.rand(4)
+    sinks = torch.randn(4)
+    k_lens = [max(a, b) for a, b in zip(Q_LENS, K_LENS)]
+    k, v = torch.randn(2, sum(k_lens), 2, 32).unbind()
+    options = {"alibi_slopes": slopes, "s_aux": sinks, "window_size": window, "softcap": 4.0}
+    out, lse = flash_attn.flash_attn_varlen_func(
+        q, k, v, ends(Q_LENS), ends(k_lens), 9, max(k_lens), return_softmax_lse=True, **options
+    )
+    check(out, lse, expected_packed(q, k, v, Q_LENS, k_lens, slopes=slopes, sinks=sinks, window=window, softcap=4.0))
+    (k_pool, table), (v_pool, _) = paged(k, k_lens, 5), paged(v, k_lens, 5)
+    again = flash_attn.flash_attn_varlen_func(
+        q, k_pool, v_pool, ends(Q_LENS), ends(k_lens), block_table=table, out=torch.empty_like(out), **options
+    )
+    assert_rows_close(again, out.double())
+
+
+def test_varlen_alibi_of_more_queries_than_keys_is_refused():
+    q, k, v = packed()
+    with pytest.raises(chunkattn.UnsupportedError, match=r"^alibi_slopes: "):
+        flash_attn.flash_attn_varlen_func(q, k, v, ends([18]), ends([4]), 18, 4, alibi_slopes=torch.rand(4))
+
+
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(59, 59), (40, 24), (111, 96)])
 def test_varlen_odd_head_dims(head_dim, head_dim_v):
     q, k, v = packed(dims=(head_dim, head_dim_v))
@@ -272,7 +298,6 @@ REFUSED = {
     "attention_chunk": 64,
     "sm_margin": 2,
     "scheduler_metadata": torch.zeros(4, dtype=INT32),
-    "alibi_slopes": torch.rand(4),
     "k_descale": torch.rand(5, 2),
 }
 

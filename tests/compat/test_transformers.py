@@ -99,6 +99,12 @@ def test_padding_among_the_tokens_is_refused():
         model(prompt(9), attention_mask=mask)
 
 
+def test_a_mask_of_the_callers_own_is_refused():
+    model = model_of(CONFIGS["llama"](), shim.NAME)
+    with pytest.raises(chunkattn.UnsupportedError, match=r"^attention_mask: "):
+        model(prompt(9), attention_mask=torch.zeros(1, 1, 9, 9))
+
+
 def test_another_mask_is_refused():
     from chunkattn.compat.transformers.key_spans import key_spans
 

@@ -12,6 +12,7 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 import chunkattn
 from chunkattn.compat.contiguous_kv import PagedView, packed_segments
 from chunkattn.compat.refusals import refuse_unless
+from chunkattn.errors import UnsupportedError
 
 _FUNCTION = "attention for transformers"
 
@@ -90,8 +91,7 @@ def _dense(key: Tensor, value: Tensor, q_length: int, spans: Tensor | None) -> t
     if spans is None:
         table, cu_seqlens_q, seq_lens = _rows(batch_size, q_length, slots, key.device)
         return PagedView(key.transpose(1, 2), value.transpose(1, 2), table), cu_seqlens_q, seq_lens
-    spans = spans.to(key.device)
-    begin, end = spans.unbind(1)
+    begin, end = _checked(spans, batch_size).to(key.device).unbind(1)
     _, cu_seqlens_q, _ = _rows(batch_size, q_length, slots, key.device)
     # Pages of one slot, so that every row can begin at its own: page i begins i slots into the storage.
     pools = []
@@ -102,6 +102,15 @@ def _dense(key: Tensor, value: Tensor, q_length: int, spans: Tensor | None) -> t
     row = torch.arange(batch_size, device=key.device, dtype=torch.int32) * (heads * slots) + begin
     table = row[:, None] + torch.arange(slots, device=key.device, dtype=torch.int32)
     return PagedView(pools[0], pools[1], table), cu_seqlens_q, (end - begin).contiguous()
+
+
+def _checked(spans: Tensor, batch_size: int) -> Tensor:
+    """int32 [B, 2] of what `key_spans` made; a mask of the caller's own has another shape."""
+    if spans.dtype != torch.int32 or spans.shape[1:] != (1, 1, 2):
+        raise UnsupportedError(
+            f"attention_mask: expected None or 2 dimensions [B, positions], got {spans.dtype} of {list(spans.shape)}"
+        )
+    return spans.view(-1, 2).expand(batch_size, 2)
 
 
 @functools.lru_cache(maxsize=16)

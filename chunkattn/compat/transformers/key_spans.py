@@ -34,7 +34,8 @@ def key_spans(
             after them are meaningless.
 
     Returns:
-        int32 [B, 2], first slot and end of each row's keys; None where all are valid.
+        int32 [B, 1, 1, 2], first slot and end of each row's keys; None where all are valid. Of four dimensions because
+        transformers passes such a mask on as it is wherever it meets it again.
 
     Raises:
         UnsupportedError: another mask, or padding among a row's tokens.
@@ -45,7 +46,7 @@ def key_spans(
     if attention_mask is None:
         if end == kv_length:
             return None
-        return torch.tensor([[0, end]] * batch_size, dtype=torch.int32)
+        return torch.tensor([[[[0, end]]]] * batch_size, dtype=torch.int32)
     valid = attention_mask[:, kv_offset : kv_offset + end].bool()
     if end == kv_length and bool(valid.all()):
         return None
@@ -53,7 +54,7 @@ def key_spans(
     if bool(((valid[:, 1:] & ~valid[:, :-1]).sum(1) + valid[:, 0] > 1).any()):
         raise UnsupportedError("attention_mask: expected one run of tokens in a row, got padding among them")
     # Rows after the run are padding of this step: they see whatever they see, and nobody reads them.
-    return torch.stack([begin, torch.full_like(begin, end)], dim=1).to(torch.int32)
+    return torch.stack([begin, torch.full_like(begin, end)], dim=1).to(torch.int32)[:, None, None]
 
 
 def _check_shape(
