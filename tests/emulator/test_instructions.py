@@ -12,9 +12,25 @@ import torch
 
 from . import native, snippet
 
-pytestmark = pytest.mark.skipif(native.unavailable_reason() is not None, reason=str(native.unavailable_reason()))
+pytestmark = pytest.mark.skipif(
+    native.unavailable_reason() is not None, reason=str(native.unavailable_reason())
+)
 
-EDGES = [0, 1, 2, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x12345678, 0xDEADBEEF, 0xFFFF, 0x8000]
+EDGES = [
+    0,
+    1,
+    2,
+    31,
+    32,
+    33,
+    0x7FFFFFFF,
+    0x80000000,
+    0xFFFFFFFF,
+    0x12345678,
+    0xDEADBEEF,
+    0xFFFF,
+    0x8000,
+]
 
 
 def signed(value: int, bits: int = 32) -> int:
@@ -41,7 +57,10 @@ def run_pairs(statement: str, values: list[tuple[int, int]]) -> list[int]:
     while len(values) % 32:
         values = [*values, values[-1]]
     count = len(values)
-    data = torch.tensor([v - (1 << 32) if v >> 31 else v for pair in values for v in pair], dtype=torch.int32)
+    data = torch.tensor(
+        [v - (1 << 32) if v >> 31 else v for pair in values for v in pair],
+        dtype=torch.int32,
+    )
     body = f"""
       mul.wide.u32 %rd1, %thread, 8;
       add.s64 %rd1, %in, %rd1;
@@ -59,7 +78,9 @@ def run_pairs(statement: str, values: list[tuple[int, int]]) -> list[int]:
       add.s64 %rd2, %my_out, %rd2;
       st.global.u32 [%rd2], %r3;
     """
-    out, result = snippet.run(body, data, torch.zeros(count, dtype=torch.int32), threads=32, grid=count // 32)
+    out, result = snippet.run(
+        body, data, torch.zeros(count, dtype=torch.int32), threads=32, grid=count // 32
+    )
     result.require_clean()
     return [value & 0xFFFFFFFF for value in out.tolist()]
 
@@ -133,6 +154,12 @@ INTEGER_CASES = [
     IntegerCase("{ .reg .b32 t; add.cc.u32 t, %r1, %r2; addc.u32 %r3, 0, 0; }", lambda a, b: (a + b) >> 32),
     IntegerCase("{ .reg .b32 t; sub.cc.u32 t, %r1, %r2; subc.u32 %r3, 0, 0; }", lambda a, b: -(a < b)),
     IntegerCase("{ .reg .b16 t; cvt.u16.u32 t, %r1; cvt.s32.s16 %r3, t; }", lambda a, b: signed(a, 16)),
+    IntegerCase("{ .reg .b64 t, u; mul.wide.u32 t, %r1, %r2; cvt.s64.s32 u, t; shr.u64 u, u, 16; cvt.u32.u64 %r3, u; }",
+                lambda a, b: signed(a * b & 0xFFFFFFFF) >> 16),
+    IntegerCase("{ .reg .b64 t; mul.wide.u32 t, %r1, %r2; cvt.s32.s16 %r3, t; }",
+                lambda a, b: signed(a * b & 0xFFFF, 16)),
+    IntegerCase("{ .reg .b64 t; mul.wide.u32 t, %r1, %r2; cvt.u32.u8 %r3, t; }", lambda a, b: a * b & 0xFF),
+    IntegerCase("cvt.u32.s16 %r3, %r1;", lambda a, b: signed(a & 0xFFFF, 16)),
     IntegerCase("{ .reg .b16 x, y; mov.b32 {x, y}, %r1; mov.b32 %r3, {y, x}; }", lambda a, b: a >> 16 | a << 16),
     IntegerCase("{ .reg .b64 t; mul.wide.s32 t, %r1, %r2; shr.u64 t, t, 32; cvt.u32.u64 %r3, t; }",
                 lambda a, b: signed(a) * signed(b) >> 32),
@@ -155,7 +182,9 @@ def test_integer(case: IntegerCase) -> None:
 @pytest.mark.parametrize("op", ["div", "rem"])
 @pytest.mark.parametrize("is_signed", [True, False])
 def test_division(op: str, is_signed: bool) -> None:
-    values = [(a, b) for a, b in pairs() if b and not (a == 1 << 31 and b == 0xFFFFFFFF)]
+    values = [
+        (a, b) for a, b in pairs() if b and not (a == 1 << 31 and b == 0xFFFFFFFF)
+    ]
     actual = run_pairs(f"{op}.{'s' if is_signed else 'u'}32 %r3, %r1, %r2;", values)
     for (a, b), result in zip(values, actual):
         x, y = (signed(a), signed(b)) if is_signed else (a, b)
@@ -163,19 +192,40 @@ def test_division(op: str, is_signed: bool) -> None:
         assert result == (quotient if op == "div" else x - y * quotient) & 0xFFFFFFFF
 
 
-FLOATS = [0.0, -0.0, 1.0, -1.5, 3.25, 1e-3, -7e5, 65504.0, 1e-30, math.inf, -math.inf, math.nan, 448.0, 0.0625]
+FLOATS = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.5,
+    3.25,
+    1e-3,
+    -7e5,
+    65504.0,
+    1e-30,
+    math.inf,
+    -math.inf,
+    math.nan,
+    448.0,
+    0.0625,
+]
 
 
 def float_pairs() -> list[tuple[int, int]]:
     generator = torch.Generator().manual_seed(3)
     random = (torch.randn(64, generator=generator) * 4).tolist()
     values = [from_float(v) for v in FLOATS + random]
-    return [(a, b) for a in values[:20] for b in values[:20]] + list(zip(values, reversed(values)))
+    return [(a, b) for a in values[:20] for b in values[:20]] + list(
+        zip(values, reversed(values))
+    )
 
 
-def float32(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[int, int], int]:
+def float32(
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> Callable[[int, int], int]:
     def reference(a: int, b: int) -> int:
-        return from_float(float(function(torch.tensor(to_float(a)), torch.tensor(to_float(b)))))
+        return from_float(
+            float(function(torch.tensor(to_float(a)), torch.tensor(to_float(b))))
+        )
 
     return reference
 
@@ -209,24 +259,44 @@ def test_float(case: IntegerCase) -> None:
         if case.statement.startswith("cvt.rzi"):
             assert actual == case.reference(a, b) & 0xFFFFFFFF
         else:
-            assert got == expected or (math.isnan(got) and math.isnan(expected)), f"{to_float(a)} {to_float(b)}"
+            assert got == expected or (math.isnan(got) and math.isnan(expected)), (
+                f"{to_float(a)} {to_float(b)}"
+            )
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("e4m3x2", torch.float8_e4m3fn), ("e5m2x2", torch.float8_e5m2)])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("e4m3x2", torch.float8_e4m3fn), ("e5m2x2", torch.float8_e5m2)]
+)
 def test_float8_conversion(name: str, dtype: torch.dtype) -> None:
-    values = [v for v in float_pairs() if not math.isinf(to_float(v[0])) and not math.isinf(to_float(v[1]))]
+    values = [
+        v
+        for v in float_pairs()
+        if not math.isinf(to_float(v[0])) and not math.isinf(to_float(v[1]))
+    ]
     statement = f"{{ .reg .b16 t; cvt.rn.satfinite.{name}.f32 t, %f1, %f2; cvt.u32.u16 %r3, t; }}"
     limit = torch.finfo(dtype).max
     for (a, b), actual in zip(values, run_pairs(statement, values)):
         for value, byte in ((b, actual & 0xFF), (a, actual >> 8)):
-            expected = torch.tensor(to_float(value)).clamp(-limit, limit).to(dtype).float().item()
+            expected = (
+                torch.tensor(to_float(value))
+                .clamp(-limit, limit)
+                .to(dtype)
+                .float()
+                .item()
+            )
             got = torch.tensor(byte, dtype=torch.uint8).view(dtype).float().item()
-            assert got == expected or (math.isnan(got) and math.isnan(expected)), to_float(value)
+            assert got == expected or (math.isnan(got) and math.isnan(expected)), (
+                to_float(value)
+            )
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("e4m3x2", torch.float8_e4m3fn), ("e5m2x2", torch.float8_e5m2)])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("e4m3x2", torch.float8_e4m3fn), ("e5m2x2", torch.float8_e5m2)]
+)
 def test_float8_to_half(name: str, dtype: torch.dtype) -> None:
-    codes = [(a, 0) for a in range(0, 65536, 257)] + [(a << 8 | (255 - a), 0) for a in range(256)]
+    codes = [(a, 0) for a in range(0, 65536, 257)] + [
+        (a << 8 | (255 - a), 0) for a in range(256)
+    ]
     statement = f"{{ .reg .b16 t; cvt.u16.u32 t, %r1; cvt.rn.f16x2.{name} %r3, t; }}"
     for (code, _), actual in zip(codes, run_pairs(statement, codes)):
         for byte, half in ((code & 0xFF, actual & 0xFFFF), (code >> 8, actual >> 16)):
@@ -235,7 +305,9 @@ def test_float8_to_half(name: str, dtype: torch.dtype) -> None:
             assert torch.equal(got, expected) or (got.isnan() and expected.isnan())
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("f16x2", torch.half), ("bf16x2", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("f16x2", torch.half), ("bf16x2", torch.bfloat16)]
+)
 @pytest.mark.parametrize("op", ["add", "mul", "max", "fma"])
 def test_packed_half(name: str, dtype: torch.dtype, op: str) -> None:
     generator = torch.Generator().manual_seed(11)
@@ -243,14 +315,24 @@ def test_packed_half(name: str, dtype: torch.dtype, op: str) -> None:
     words = [[w & 0xFFFFFFFF for w in x.view(torch.int32).tolist()] for x in (a, b)]
     operands = "%r1, %r2, %r1" if op == "fma" else "%r1, %r2"
     statement = f"{op}{'' if op == 'max' else '.rn'}.{name} %r3, {operands};"
-    actual = torch.tensor([signed(w) for w in run_pairs(statement, list(zip(*words)))], dtype=torch.int32)
+    actual = torch.tensor(
+        [signed(w) for w in run_pairs(statement, list(zip(*words)))], dtype=torch.int32
+    )
     x, y = a.float(), b.float()
-    expected = {"add": x + y, "mul": x * y, "max": torch.maximum(x, y), "fma": x * y + x}[op].to(dtype)
+    expected = {
+        "add": x + y,
+        "mul": x * y,
+        "max": torch.maximum(x, y),
+        "fma": x * y + x,
+    }[op].to(dtype)
     assert torch.equal(actual.view(dtype), expected)
 
 
 def test_directed_rounding() -> None:
-    values = [(from_float(1.0), from_float(2.0**-30)), (from_float(-1.0), from_float(-(2.0**-30)))]
+    values = [
+        (from_float(1.0), from_float(2.0**-30)),
+        (from_float(-1.0), from_float(-(2.0**-30))),
+    ]
     up = run_pairs("add.rp.f32 %f3, %f1, %f2;", values)
     down = run_pairs("add.rm.f32 %f3, %f1, %f2;", values)
     zero = run_pairs("add.rz.f32 %f3, %f1, %f2;", values)
@@ -270,7 +352,10 @@ def test_unknown_forms_are_named_at_load() -> None:
     for statement, name in (
         ("txq.width.b32 %r1, [%rd1];", "txq.width.b32"),
         ("add.made_up.s32 %r1, %r2, %r3;", "made_up"),
-        ("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d0}, {%d1}, {%d2}, {%d3};", "m8n8k4"),
+        (
+            "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d0}, {%d1}, {%d2}, {%d3};",
+            "m8n8k4",
+        ),
     ):
         with pytest.raises(RuntimeError, match=name):
             snippet.run(statement)

@@ -26,39 +26,54 @@ u32 tile_bytes(const TensorMap& map) {
   return elements * map.element_bytes();
 }
 
-/// Calls visit(chunk) for all chunks of a tile, innermost dimension first.
+/// A row of a tile along the innermost dimension, and the part of it that lies inside the tensor.
+struct TileRow {
+  u32 shared_offset;
+  u64 global_address;
+  u32 skip, bytes;  // bytes 0: all outside
+};
+
+/// Calls visit(row) for all rows of a tile.
 template <class F>
-void for_each_tile_chunk(const TensorMap& map, const s32* coordinates, F visit) {
+void for_each_tile_row(const TensorMap& map, const s32* coordinates, F visit) {
   const s64 element = map.element_bytes();
   u32 extent[5];
   for (int k = 0; k < 5; k++)
     extent[k] = k < map.rank ? (map.box[k] + map.element_stride[k] - 1) / map.element_stride[k] : 1;
+  const s64 first = coordinates[0];
+  const s64 begin = std::max<s64>(first, 0), end = std::min<s64>(first + extent[0], map.dim[0]);
   const u32 row_bytes = extent[0] * element;
-  u32 row = 0;
+  u32 offset = 0;
   for (u32 i4 = 0; i4 < extent[4]; i4++)
     for (u32 i3 = 0; i3 < extent[3]; i3++)
       for (u32 i2 = 0; i2 < extent[2]; i2++)
-        for (u32 i1 = 0; i1 < extent[1]; i1++, row++) {
+        for (u32 i1 = 0; i1 < extent[1]; i1++, offset += row_bytes) {
           const u32 index[5] = {0, i1, i2, i3, i4};
-          bool inside = true;
+          bool inside = begin < end;
           u64 base = map.address;
           for (int k = 1; k < map.rank; k++) {
             const s64 at = s64(coordinates[k]) + s64(index[k]) * map.element_stride[k];
             inside &= at >= 0 && at < s64(map.dim[k]);
             base += at * map.stride[k - 1];
           }
-          for (u32 byte = 0; byte < row_bytes; byte += 16) {
-            TileChunk chunk{row * row_bytes + byte, 0, 0, 0};
-            const s64 first = coordinates[0] + s64(byte / element), count = 16 / element;
-            const s64 begin = std::max<s64>(first, 0), end = std::min<s64>(first + count, map.dim[0]);
-            if (inside && begin < end) {
-              chunk.skip = (begin - first) * element;
-              chunk.bytes = (end - begin) * element;
-              chunk.global_address = base + begin * element;
-            }
-            visit(chunk);
-          }
+          TileRow row{offset, 0, 0, 0};
+          if (inside) row = {offset, base + begin * element, u32((begin - first) * element), u32((end - begin) * element)};
+          visit(row);
         }
+}
+
+/// Calls visit(chunk) for all chunks of a tile, innermost dimension first.
+template <class F>
+void for_each_tile_chunk(const TensorMap& map, const s32* coordinates, F visit) {
+  const u32 row_bytes = map.box[0] * map.element_bytes();  // element strides are refused where a copy is issued
+  for_each_tile_row(map, coordinates, [&](const TileRow& row) {
+    for (u32 byte = 0; byte < row_bytes; byte += 16) {
+      TileChunk chunk{row.shared_offset + byte, 0, 0, 0};
+      const u32 begin = std::max(byte, row.skip), end = std::min(byte + 16, row.skip + row.bytes);
+      if (begin < end) chunk = {chunk.shared_offset, row.global_address + (begin - row.skip), begin - byte, end - begin};
+      visit(chunk);
+    }
+  });
 }
 
 void fill_outside(const TensorMap& map, u8* to) {
@@ -191,8 +206,9 @@ void enqueue_load(Warp& warp, BulkOp& op) {
 
 void enqueue_store(Warp& warp, BulkOp& op, u32 source_bytes) {
   Cta& cta = *warp.cta;
-  op.group = warp.bulk_group[op.lane];
+  op.group = warp.bulk_group[__builtin_ctz(op.lanes)];
   op.epoch = warp.bulk_epoch;
+  op.unread_lanes = op.lanes;
   cta.launch->counters.async_bytes_written += source_bytes;
   if (tracks_shared(*cta.launch)) {
     const Accessor reader{warp.engine(AgentKind::BulkRead), op.epoch, &warp.view, true};
@@ -202,6 +218,21 @@ void enqueue_store(Warp& warp, BulkOp& op, u32 source_bytes) {
   }
   if (cta.launch->options.async == AsyncMode::Eager) perform_store(op);
   warp.bulk.push_back(op);
+}
+
+/// A store that another lane issues just now with the same operands changes nothing: it only has one more owner.
+bool joins_store(Warp& warp, const BulkOp& op, size_t issued_before) {
+  const u32 group = warp.bulk_group[__builtin_ctz(op.lanes)];
+  for (size_t k = issued_before; k < warp.bulk.size(); k++) {
+    BulkOp& known = warp.bulk[k];
+    if (known.map == op.map && known.source == op.source && known.group == group &&
+        std::equal(op.coordinates, op.coordinates + 5, known.coordinates)) {
+      known.lanes |= op.lanes;
+      known.unread_lanes |= op.lanes;
+      return true;
+    }
+  }
+  return false;
 }
 
 GlobalAccess store_access(Warp& warp, const Instruction& inst) {
@@ -240,7 +271,7 @@ void exec_bulk_copy(Warp& warp, const Instruction& inst) {
     BulkOp op;
     op.instruction = &inst;
     op.issuer = &warp;
-    op.lane = lane;
+    op.lanes = 1u << lane;
     const u32 bytes = lanes<u32>(warp, inst.operands[2])[lane];
     if (bytes % 16) fail(warp, inst, "alignment", format("bulk copy of %u bytes, not a multiple of 16", bytes));
     if (!bytes) continue;
@@ -283,11 +314,12 @@ void exec_bulk_copy(Warp& warp, const Instruction& inst) {
 
 /// address: shared side, address2: mbarrier (loads); operands: tensor map, multicast mask; coordinates.
 void exec_tensor_copy(Warp& warp, const Instruction& inst) {
+  const size_t issued_before = warp.bulk.size();
   FOR_ACTIVE_LANES (warp, lane) {
     BulkOp op;
     op.instruction = &inst;
     op.issuer = &warp;
-    op.lane = lane;
+    op.lanes = 1u << lane;
     op.map = &tensor_map_at(warp, inst, lanes<u64>(warp, inst.operands[0])[lane]);
     if (op.map->rank != inst.coordinates.size())
       fail(warp, inst, "tensor-map", format("%zu coordinates for a tensor map of rank %d", inst.coordinates.size(), op.map->rank));
@@ -297,11 +329,11 @@ void exec_tensor_copy(Warp& warp, const Instruction& inst) {
     for (int k = 0; k < op.map->rank; k++)
       if (op.map->element_stride[k] != 1) fail(warp, inst, "unsupported", "tensor map with element strides");
     if (inst.bulk == BulkKind::GlobalToShared) {
-      for_each_tile_chunk(*op.map, op.coordinates, [&](const TileChunk& chunk) {
+      for_each_tile_row(*op.map, op.coordinates, [&](const TileRow& row) {
         GlobalAccess how;
         how.async_proxy = true;
         bool defined = true;
-        if (chunk.bytes) read_global(warp, inst, chunk.global_address, chunk.bytes, 0, how, defined);
+        if (row.bytes) read_global(warp, inst, row.global_address, row.bytes, 0, how, defined);
       });
       route(warp, inst, op, lane, bytes);
       if (op.destination % 128) fail(warp, inst, "alignment", "tensor copy to shared memory not aligned to 128");
@@ -310,8 +342,9 @@ void exec_tensor_copy(Warp& warp, const Instruction& inst) {
       const SharedTarget source = locate_shared(warp, inst, lane_address(warp, inst.address, lane), bytes, false);
       if (source.offset % 128) fail(warp, inst, "alignment", "tensor store from shared memory not aligned to 128");
       op.source = source.offset;
-      for_each_tile_chunk(*op.map, op.coordinates, [&](const TileChunk& chunk) {
-        if (chunk.bytes) write_global(warp, inst, chunk.global_address, chunk.bytes, 0, store_access(warp, inst));
+      if (!inst.reduces && joins_store(warp, op, issued_before)) continue;
+      for_each_tile_row(*op.map, op.coordinates, [&](const TileRow& row) {
+        if (row.bytes) write_global(warp, inst, row.global_address, row.bytes, 0, store_access(warp, inst));
       });
       enqueue_store(warp, op, bytes);
     }
@@ -330,14 +363,15 @@ void exec_bulk_wait(Warp& warp, const Instruction& inst) {
   auto& queue = warp.bulk;
   u32 oldest_read = warp.bulk_epoch + 1, oldest_write = oldest_read;
   std::erase_if(queue, [&](BulkOp& op) {
-    const bool mine = warp.mask >> op.lane & 1;
-    const bool covered = mine && s64(op.group) < s64(warp.bulk_group[op.lane]) - inst.immediate;
-    if (covered) {
-      perform_store(op);
-      op.read_waited = true;
-    }
-    if (!op.read_waited) oldest_read = std::min(oldest_read, op.epoch);
-    const bool gone = covered && !inst.wait_read;
+    u32 covered = 0;
+    FOR_ACTIVE_LANES (warp, lane)
+      covered |= u32(s64(op.group) < s64(warp.bulk_group[lane]) - inst.immediate) << lane;
+    covered &= op.lanes;
+    if (covered) perform_store(op);
+    op.unread_lanes &= ~covered;
+    if (op.unread_lanes) oldest_read = std::min(oldest_read, op.epoch);
+    if (!inst.wait_read) op.lanes &= ~covered;
+    const bool gone = !op.lanes;
     if (!gone) oldest_write = std::min(oldest_write, op.epoch);
     return gone;
   });
@@ -357,7 +391,7 @@ bool perform_bulk_store_early(Warp& warp, u32 random) {
 
 void finish_bulk_stores(Warp& warp, const Instruction&) {
   for (BulkOp& op : warp.bulk) {
-    if (!op.read_waited)
+    if (op.unread_lanes)
       report(warp, *op.instruction, "pending-async", "bulk store still reads shared memory when its warp ends");
     perform_store(op);
   }

@@ -14,7 +14,7 @@ namespace ptxemu {
 
 namespace {
 
-constexpr int kRows = 16, kColumns = 8, kMaxK = 32;
+constexpr int kRows = 16, kColumns = 8;
 
 /// Rows (of A) or columns (of B) that hold an undefined element.
 u32 undefined_lines(Warp& warp, const Instruction& inst, int begin, int count, bool is_a) {
@@ -27,24 +27,45 @@ u32 undefined_lines(Warp& warp, const Instruction& inst, int begin, int count, b
   return lines;
 }
 
-void load_a(Warp& warp, const Instruction& inst, float (*a)[kMaxK]) {
-  const int width = 16 / matrix_bytes(inst.a_type);
-  float block[8 * 16];
-  for (int r = 0; r < inst.b_begin - inst.a_begin; r++) {
-    unpack_elements<128>(inst.a_type, lanes<u32>(warp, inst.operands[inst.a_begin + r]), block);
-    for (int row = 0; row < 8; row++)
-      memcpy(&a[row + (r & 1) * 8][(r >> 1) * width], block + row * width, width * sizeof(float));
-  }
+/// Half of the 32 lanes of a register.
+typedef float Half __attribute__((vector_size(64), aligned(64)));
+
+/// Adds the products of one element of k of the four (of each quad) that a pair of registers holds. Lane 4 * g + q has
+/// k = q of row g of A, and of column g of B; the accumulator of lane 4 * g + q is that of row g, column 2 * q + o.
+template <int Q>
+void multiply_element(const Half (*a)[2], const Half* b, Half (*total)[2][2]) {
+  // Columns o, 2 + o, 4 + o, 6 + o in the four lanes of every quad.
+  const Half even = __builtin_shufflevector(b[0], b[1], Q, 8 + Q, 16 + Q, 24 + Q, Q, 8 + Q, 16 + Q, 24 + Q, Q, 8 + Q,
+                                            16 + Q, 24 + Q, Q, 8 + Q, 16 + Q, 24 + Q);
+  const Half odd = __builtin_shufflevector(b[0], b[1], 4 + Q, 12 + Q, 20 + Q, 28 + Q, 4 + Q, 12 + Q, 20 + Q, 28 + Q,
+                                           4 + Q, 12 + Q, 20 + Q, 28 + Q, 4 + Q, 12 + Q, 20 + Q, 28 + Q);
+  for (int h = 0; h < 2; h++)
+    for (int half = 0; half < 2; half++) {
+      const Half rows = __builtin_shufflevector(a[h][half], a[h][half], Q, Q, Q, Q, 4 + Q, 4 + Q, 4 + Q, 4 + Q, 8 + Q,
+                                                8 + Q, 8 + Q, 8 + Q, 12 + Q, 12 + Q, 12 + Q, 12 + Q);
+      total[h][0][half] += rows * even;
+      total[h][1][half] += rows * odd;
+    }
 }
 
-void load_b(Warp& warp, const Instruction& inst, float (*b)[kColumns]) {
-  const int width = 16 / matrix_bytes(inst.b_type);
-  float block[8 * 16];
+/// The products as accumulator registers: sums[2 * h + o][lane]; k ascending.
+void multiply_registers(Warp& warp, const Instruction& inst, float (*sums)[kWarpSize]) {
+  const int elements = 4 / matrix_bytes(inst.a_type);
+  Half total[2][2][2] = {};
   for (int r = 0; r < inst.c_begin - inst.b_begin; r++) {
-    unpack_elements<128>(inst.b_type, lanes<u32>(warp, inst.operands[inst.b_begin + r]), block);
-    for (int k = 0; k < width; k++)
-      for (int n = 0; n < kColumns; n++) b[r * width + k][n] = block[n * width + k];
+    Half a[4][2][2], b[4][2];  // by element of a register
+    for (int e = 0; e < elements; e++) {
+      for (int h = 0; h < 2; h++)
+        unpack_lanes(inst.a_type, lanes<u32>(warp, inst.operands[inst.a_begin + 2 * r + h]), e,
+                     reinterpret_cast<float*>(a[e][h]));
+      unpack_lanes(inst.b_type, lanes<u32>(warp, inst.operands[inst.b_begin + r]), e, reinterpret_cast<float*>(b[e]));
+    }
+    for (int e = 0; e < elements; e++) multiply_element<0>(a[e], b[e], total);
+    for (int e = 0; e < elements; e++) multiply_element<1>(a[e], b[e], total);
+    for (int e = 0; e < elements; e++) multiply_element<2>(a[e], b[e], total);
+    for (int e = 0; e < elements; e++) multiply_element<3>(a[e], b[e], total);
   }
+  memcpy(sums, total, sizeof total);
 }
 
 /// Undefined lanes of accumulator register r.
@@ -69,32 +90,30 @@ void exec_mma(Warp& warp, const Instruction& inst) {
   counters.matrix_flops += 2ull * kRows * kColumns * inst.shape_k;
   const u32 rows = undefined_lines(warp, inst, inst.a_begin, inst.b_begin - inst.a_begin, true);
   const u32 columns = undefined_lines(warp, inst, inst.b_begin, inst.c_begin - inst.b_begin, false);
-  float a[kRows][kMaxK], b[kMaxK][kColumns], sum[kRows][kColumns];
-  load_a(warp, inst, a);
-  load_b(warp, inst, b);
-  multiply_tile<kColumns>(a[0], kMaxK, b[0], kColumns, sum[0], kColumns, kColumns, inst.shape_k);
+  alignas(64) float sums[4][kWarpSize];
+  multiply_registers(warp, inst, sums);
 
   // Accumulator register 2h + o (f16: h, both o) of a lane: row group + 8h, column 2 * quad + o.
   for (int r = 0; r < inst.definitions; r++) {
     const bool f16 = inst.accumulator == AccumulatorType::F16;
     const u32 undefined = warp.tainted ? undefined_accumulator(warp, inst, r, rows, columns) : 0;
-    const float* sums = f16 ? sum[r * 8] : sum[(r >> 1) * 8] + (r & 1);  // of lane l: sums[2 * l]
+    const float *sum = sums[f16 ? 2 * r : r], *odd = sums[(2 * r + 1) & 3];
     const int from = inst.operands[inst.c_begin + r], to = inst.operands[r];
     if (f16) {
       for (int lane = 0; lane < kWarpSize; lane++) {
         const u32 pair = lanes<u32>(warp, from)[lane];
-        const u32 low = float_to_half(half_to_float(pair) + sums[2 * lane]);
-        lanes<u32>(warp, to)[lane] = low | u32(float_to_half(half_to_float(pair >> 16) + sums[2 * lane + 1])) << 16;
+        const u32 low = float_to_half(half_to_float(pair) + sum[lane]);
+        lanes<u32>(warp, to)[lane] = low | u32(float_to_half(half_to_float(pair >> 16) + odd[lane])) << 16;
       }
     } else if (inst.accumulator == AccumulatorType::S32) {
       for (int lane = 0; lane < kWarpSize; lane++) {
-        const s64 exact = s64(lanes<s32>(warp, from)[lane]) + s64(sums[2 * lane]);
+        const s64 exact = s64(lanes<s32>(warp, from)[lane]) + s64(sum[lane]);
         const s64 clamped = exact > INT32_MAX ? INT32_MAX : exact < INT32_MIN ? INT32_MIN : exact;
         lanes<s32>(warp, to)[lane] = inst.saturate ? s32(clamped) : s32(exact);
       }
     } else {
       for (int lane = 0; lane < kWarpSize; lane++)
-        lanes<float>(warp, to)[lane] = lanes<float>(warp, from)[lane] + sums[2 * lane];
+        lanes<float>(warp, to)[lane] = lanes<float>(warp, from)[lane] + sum[lane];
     }
     set_poison(warp, to, undefined);
   }
@@ -119,10 +138,11 @@ void exec_ldmatrix(Warp& warp, const Instruction& inst) {
   check_address(warp, inst, inst.address);
   u16 rows[32][8];
   u32 address[32], undefined_rows = 0;
+  const SharedQuads quads(warp, inst);
   for (int lane = 0; lane < 8 * inst.matrix_count; lane++) {
     address[lane] = shared_address(lane_address(warp, inst.address, lane));
     bool defined = true;
-    memcpy(rows[lane], read_shared(warp, inst, address[lane], 16, defined), 16);
+    memcpy(rows[lane], quads.read(address[lane], defined), 16);
     if (!defined) undefined_rows |= 1u << lane;
   }
   count_matrix_rows(warp, address, inst.matrix_count);

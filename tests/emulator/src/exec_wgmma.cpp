@@ -45,6 +45,7 @@ struct MatrixDescriptor {
 };
 
 constexpr int kChunksAlongK = 2;  // every wgmma covers 32 bytes of k
+constexpr int kMaxK = 32, kMaxN = 256;
 
 /// Calls visit(address, first row or column, k) for every 16-byte chunk of an operand tile.
 template <class F>
@@ -133,31 +134,52 @@ void check_tile(Warp& warp, const Instruction& inst, u64 bits, bool mn_major, in
   known = found;
 }
 
-void load_tile(Warp& warp, const Instruction& inst, u64 bits, MatrixType type, bool mn_major, int begin, int end,
-               float* tile, int k_stride, int mn_stride) {
-  const MatrixDescriptor descriptor(bits);
-  const int elements = 16 / matrix_bytes(type);
-  float values[16];
-  for_each_chunk(descriptor, mn_major, begin, end, elements, [&](u32 address, int mn, int k) {
-    unpack_elements<16>(type, chunk_bytes(warp, inst, address), values);
-    float* to = tile + (mn - begin) * mn_stride + k * k_stride;
-    const int count = mn_major ? 8 : elements, step = mn_major ? mn_stride : k_stride;
-    for (int i = 0; i < count; i++) to[i * step] = values[i];
-  });
-}
-
-/// Whose k x n tile of B was converted last; the four warps of a warpgroup share it.
-const float* b_tile(Warp& warp, const WgmmaOp& op) {
+/// The k x n tile of B that was converted last: the four warps of a warpgroup share it. It keeps the order that
+/// it has in shared memory.
+const WgmmaTile& b_tile(Warp& warp, const WgmmaOp& op) {
   const Instruction& inst = *op.instruction;
   WgmmaTile& tile = warp.cta->wgmma_tile;
   if (tile.version == warp.cta->shared_version && tile.descriptor == op.descriptor_b && tile.instruction == &inst)
-    return tile.values.data();
-  tile.values.resize(32 * 256);
-  load_tile(warp, inst, op.descriptor_b, inst.b_type, inst.transpose_b, 0, inst.shape_n, tile.values.data(), 256, 1);
+    return tile;
+  tile.values.resize(kMaxK * kMaxN);
+  tile.k_stride = inst.transpose_b ? kMaxN : 1;
+  tile.n_stride = inst.transpose_b ? 1 : kMaxK;
+  float* to = tile.values.data();
+  for_each_chunk(MatrixDescriptor(op.descriptor_b), inst.transpose_b, 0, inst.shape_n, 16 / matrix_bytes(inst.b_type),
+                 [&](u32 address, int n, int k) {
+                   float* place = to + k * tile.k_stride + n * tile.n_stride;
+                   unpack_elements<16>(inst.b_type, chunk_bytes(warp, inst, address), place);
+                 });
   tile.version = warp.cta->shared_version;
   tile.descriptor = op.descriptor_b;
   tile.instruction = &inst;
-  return tile.values.data();
+  return tile;
+}
+
+/// A warp's 16 rows of A, [k][16] by row_lane().
+void load_a(Warp& warp, const WgmmaOp& op, float* a) {
+  const Instruction& inst = *op.instruction;
+  const int width = 16 / matrix_bytes(inst.a_type), first_row = (warp.id & 3) * 16;
+  if (inst.a_from_registers) {
+    // Over the lanes, a register is a block of 8 rows by 16 bytes of k (see exec_mma.cpp).
+    float block[8 * 16];
+    for (int r = 0; r < 4; r++) {
+      unpack_elements<128>(inst.a_type, lanes<u32>(warp, inst.operands[inst.a_begin + r]), block);
+      place_rows(block, width, (r & 1) * 8, (r >> 1) * width, a);
+    }
+  } else {
+    float values[16];
+    for_each_chunk(MatrixDescriptor(op.descriptor_a), inst.transpose_a, first_row, first_row + 16, width,
+                   [&](u32 address, int m, int k) {
+                     unpack_elements<16>(inst.a_type, chunk_bytes(warp, inst, address), values);
+                     for (int i = 0; i < (inst.transpose_a ? 8 : width); i++) {
+                       const int row = m - first_row + (inst.transpose_a ? i : 0);
+                       a[16 * (k + (inst.transpose_a ? 0 : i)) + row_lane(row)] = values[i];
+                     }
+                   });
+  }
+  if (inst.negate_a != inst.negate_b)
+    for (int k = 0; k < 16 * inst.shape_k; k++) a[k] = -a[k];
 }
 
 /// One warp's 16 rows.
@@ -166,58 +188,52 @@ void compute(Warp& warp, const WgmmaOp& op) {
   Counters& counters = warp.cta->launch->counters;
   counters.matrix_operations++;
   counters.matrix_flops += 2ull * 16 * inst.shape_n * inst.shape_k;
-  const int N = inst.shape_n, K = inst.shape_k, first_row = (warp.id & 3) * 16;
-  static thread_local float a[16][32], sums[16][256];
-
-  if (inst.a_from_registers) {
-    // Over the lanes, a register is a block of 8 rows by 16 bytes of k (see exec_mma.cpp).
-    const int width = 16 / matrix_bytes(inst.a_type);
-    float block[8 * 16];
-    for (int r = 0; r < 4; r++) {
-      unpack_elements<128>(inst.a_type, lanes<u32>(warp, inst.operands[inst.a_begin + r]), block);
-      for (int row = 0; row < 8; row++)
-        memcpy(&a[row + (r & 1) * 8][(r >> 1) * width], block + row * width, width * sizeof(float));
-    }
-  } else {
-    load_tile(warp, inst, op.descriptor_a, inst.a_type, inst.transpose_a, first_row, first_row + 16, a[0], 1, 32);
-  }
-  if (inst.negate_a != inst.negate_b)
-    for (auto& row : a)
-      for (float& value : row) value = -value;
-  constexpr int kLanes = 16;  // columns beyond N are computed and ignored
-  multiply_tile<kLanes>(a[0], 32, b_tile(warp, op), 256, sums[0], 256, N, K);
+  alignas(64) float a[kMaxK * 16], sums[4][kWarpSize];
+  load_a(warp, op, a);
+  const WgmmaTile& b = b_tile(warp, op);
   // Register 4j + 2h + o of lane 4g + q: row g + 8h, column 8j + 2q + o. f16 packs both o.
-  const bool f16 = inst.accumulator == AccumulatorType::F16, integer = inst.accumulator == AccumulatorType::S32;
-  for (int r = 0; r < inst.definitions; r++) {
-    const int j = f16 ? r / 2 : r / 4, h = f16 ? r & 1 : (r >> 1) & 1, o = f16 ? 0 : r & 1;
-    u32* slot = lanes<u32>(warp, inst.operands[r]);
-    for (int lane = 0; lane < kWarpSize; lane++) {
-      const float* sum = &sums[(lane >> 2) + 8 * h][8 * j + (lane & 3) * 2 + o];
-      if (f16) {
-        const float c0 = op.accumulate ? half_to_float(slot[lane]) : 0.f;
-        const float c1 = op.accumulate ? half_to_float(slot[lane] >> 16) : 0.f;
-        slot[lane] = float_to_half(sum[0] + c0) | u32(float_to_half(sum[1] + c1)) << 16;
-      } else if (integer) {
-        slot[lane] = u32(s32(sum[0])) + (op.accumulate ? slot[lane] : 0);
-      } else {
-        slot[lane] = float_bits(sum[0] + (op.accumulate ? bits_float(slot[lane]) : 0.f));
-      }
+  for (int j = 0; j < inst.shape_n / 8; j++) {
+    multiply_fragment(a, b.values.data() + 8 * j * b.n_stride, b.k_stride, b.n_stride, inst.shape_k, sums);
+    switch (inst.accumulator) {
+      case AccumulatorType::F16:
+        for (int h = 0; h < 2; h++) {
+          u32* slot = lanes<u32>(warp, inst.operands[2 * j + h]);
+          for (int lane = 0; lane < kWarpSize; lane++) {
+            const float c0 = op.accumulate ? half_to_float(slot[lane]) : 0.f;
+            const float c1 = op.accumulate ? half_to_float(slot[lane] >> 16) : 0.f;
+            slot[lane] =
+                float_to_half(sums[2 * h][lane] + c0) | u32(float_to_half(sums[2 * h + 1][lane] + c1)) << 16;
+          }
+        }
+        break;
+      case AccumulatorType::S32:
+        for (int r = 0; r < 4; r++) {
+          u32* slot = lanes<u32>(warp, inst.operands[4 * j + r]);
+          for (int lane = 0; lane < kWarpSize; lane++)
+            slot[lane] = u32(s32(sums[r][lane])) + (op.accumulate ? slot[lane] : 0);
+        }
+        break;
+      case AccumulatorType::F32:
+        for (int r = 0; r < 4; r++) {
+          float* slot = lanes<float>(warp, inst.operands[4 * j + r]);
+          for (int lane = 0; lane < kWarpSize; lane++)
+            slot[lane] = sums[r][lane] + (op.accumulate ? slot[lane] : 0.f);
+        }
+        break;
     }
   }
 }
 
 /// Undefined lanes of the accumulator, from undefined rows of A, columns of B and the old accumulator.
 void taint(Warp& warp, const Instruction& inst, bool accumulate, const u64* rows, const u64* columns) {
-  bool any = warp.tainted;
-  for (int k = 0; k < 4; k++) any |= columns[k] != 0;
-  any |= rows[0] != 0;
-  if (!any) return;
+  const bool tiles = rows[0] | columns[0] | columns[1] | columns[2] | columns[3];
+  if (!tiles && !warp.tainted) return;
   const bool f16 = inst.accumulator == AccumulatorType::F16;
   const int first_row = (warp.id & 3) * 16;
   for (int r = 0; r < inst.definitions; r++) {
     const int j = f16 ? r / 2 : r / 4, h = f16 ? r & 1 : (r >> 1) & 1, o = f16 ? 0 : r & 1;
     u32 undefined = accumulate ? poison(warp, inst.operands[r]) : 0;
-    for (int lane = 0; lane < kWarpSize; lane++) {
+    for (int lane = 0; tiles && lane < kWarpSize; lane++) {
       const int row = first_row + (lane >> 2) + 8 * h, column = 8 * j + (lane & 3) * 2 + o;
       bool bad = rows[0] >> row & 1;
       for (int k = column; k <= column + (f16 ? 1 : 0); k++) bad |= columns[k / 64] >> (k % 64) & 1;
@@ -307,12 +323,20 @@ void exec_wgmma_wait(Warp& warp, const Instruction& inst) {
       warp.retry = warp.yielded = true;
       return;
     }
-  for (int k = 0; k < 4; k++)
-    for (WgmmaOp& op : group[k].wgmma) {
-      if (s64(op.group) >= covered) break;
-      if (!op.done) compute(group[k], op);
-      op.done = true;
+  // Operation by operation, so that the four warps find its tile of B converted.
+  size_t next[4] = {};
+  for (bool more = true; more;) {
+    more = false;
+    for (int k = 0; k < 4; k++) {
+      auto& pending = group[k].wgmma;
+      size_t& at = next[k];
+      while (at < pending.size() && pending[at].done) at++;
+      if (at == pending.size() || s64(pending[at].group) >= covered) continue;
+      compute(group[k], pending[at]);
+      pending[at].done = true;
+      more = true;
     }
+  }
   auto& queue = warp.wgmma;
   std::erase_if(queue, [&](const WgmmaOp& op) { return s64(op.group) < covered; });
   if (covered > 0) warp.view.seen.raise(group->engine(AgentKind::Wgmma), u32(covered));

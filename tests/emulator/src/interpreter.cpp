@@ -258,14 +258,19 @@ static std::string where(const Warp& warp) {
   return format("cta(%u,%u,%u) warp %d", index[0], index[1], index[2], warp.id);
 }
 
+bool report_again(Warp& warp, const Instruction& inst, const char* kind) {
+  Launch& launch = *warp.cta->launch;
+  const auto known = launch.finding_index.find({kind, &inst});
+  if (known == launch.finding_index.end()) return false;
+  if (known->second < launch.findings.size()) launch.findings[known->second].count++;
+  return true;
+}
+
 void report(Warp& warp, const Instruction& inst, const char* kind, const std::string& message) {
   constexpr size_t kMaxFindings = 200;
   Launch& launch = *warp.cta->launch;
-  const auto [entry, is_new] = launch.finding_index.try_emplace({kind, &inst}, launch.findings.size());
-  if (!is_new) {
-    if (entry->second < launch.findings.size()) launch.findings[entry->second].count++;
-    return;
-  }
+  if (report_again(warp, inst, kind)) return;
+  launch.finding_index[{kind, &inst}] = launch.findings.size();
   if (launch.findings.size() >= kMaxFindings) return;
   launch.findings.push_back({kind, message, where(warp), source_of(*launch.program, inst.location), inst.text,
                              inst.ptx_line, 1});

@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <random>
+#include <string_view>
 #include <unordered_map>
 
 #include "clocks.h"
@@ -71,9 +72,10 @@ struct WgmmaOp {
   u32 group;
 };
 
-/// The B operand of a wgmma as fp32, k x 256; one a CTA.
+/// The B operand of a wgmma as fp32, element (k, n) at k * k_stride + n * n_stride; one a CTA.
 struct WgmmaTile {
   u64 descriptor = 0, version = ~0ull;
+  int k_stride = 0, n_stride = 0;
   const Instruction* instruction = nullptr;
   std::vector<float> values;
 };
@@ -99,9 +101,9 @@ struct Warp;
 struct BulkOp {
   const Instruction* instruction = nullptr;
   Warp* issuer = nullptr;
-  int lane = 0;
+  u32 lanes = 0;             // who issued it and has not waited for it: several, if all gave the same operands
   bool done = false;         // bytes have moved
-  bool read_waited = false;  // bulk group: the source may be overwritten
+  u32 unread_lanes = 0;      // bulk group: of them, those that have not waited for the read of the source
   u32 group = 0, epoch = 0;  // bulk group only
   u64 source = 0, destination = 0;
   u32 bytes = 0;  // non-tensor
@@ -268,13 +270,15 @@ struct Launch {
   LaunchOptions options;
   Counters counters;
   std::vector<Finding> findings;
-  std::map<std::pair<std::string, const Instruction*>, size_t> finding_index;
+  std::map<std::pair<std::string_view, const Instruction*>, size_t> finding_index;
 };
 
 // ---------------------------------------------------------------- diagnostics
 
-/// Records a finding (once per kind and instruction) and goes on.
+/// Records a finding (once per kind and instruction) and goes on. `kind` is a literal.
 void report(Warp& warp, const Instruction& inst, const char* kind, const std::string& message);
+/// Counts a finding that is known already; false if it is new, and its message has to be made.
+bool report_again(Warp& warp, const Instruction& inst, const char* kind);
 /// Stops the launch.
 [[noreturn]] void fail(Warp& warp, const Instruction& inst, const char* kind, const std::string& message);
 /// "file.py:12" of an instruction, or "" without line information.

@@ -48,21 +48,80 @@ inline void unpack_elements(MatrixType type, const void* bytes, float* out) {
   }
 }
 
-/// sums[m][n] = sum over k of a[m][k] * b[k][n] for 16 rows; n in blocks of kLanes, k ascending.
-template <int kLanes>
-inline void multiply_tile(const float* a, int a_stride, const float* b, int b_stride, float* sums, int sum_stride, int N,
-                          int K) {
-  typedef float Vector __attribute__((vector_size(kLanes * 4), aligned(4)));
-  constexpr int kRows = 4;
-  for (int n = 0; n < N; n += kLanes)
-    for (int m = 0; m < 16; m += kRows) {
-      Vector total[kRows] = {};
-      for (int k = 0; k < K; k++) {
-        const Vector row = *reinterpret_cast<const Vector*>(b + k * b_stride + n);
-        for (int i = 0; i < kRows; i++) total[i] += row * a[(m + i) * a_stride + k];
-      }
-      for (int i = 0; i < kRows; i++) *reinterpret_cast<Vector*>(sums + (m + i) * sum_stride + n) = total[i];
+/// Sixteen fp32 lanes: one row of A or of a product each.
+typedef float Rows __attribute__((vector_size(64), aligned(64)));
+
+/// Where row m of A lies among the sixteen lanes. In this order the transposition below leaves every lane of the
+/// warp where the accumulator fragment wants it.
+constexpr int row_lane(int m) { return m % 4 * 4 + m / 4; }
+
+/// The products of 16 rows of A and 8 columns of B as accumulator registers: sums[2 * h + o] holds, in lane
+/// 4 * g + q, row g + 8 * h and column 2 * q + o. Summed over k, ascending.
+///
+/// a: [K][16], rows by row_lane(). b: element (k, n) at b[k * k_stride + n * n_stride].
+inline void multiply_fragment(const float* a, const float* b, int k_stride, int n_stride, int K, float (*sums)[32]) {
+  Rows total[8] = {};
+  for (int k = 0; k < K; k++) {
+    const Rows row = *reinterpret_cast<const Rows*>(a + 16 * k);
+    const float* column = b + k * k_stride;
+    for (int n = 0; n < 8; n++) total[n] += row * column[n * n_stride];
+  }
+  for (int o = 0; o < 2; o++) {
+    // Four columns; a 4x4 transposition within every quarter of the vectors.
+    const Rows c0 = total[o], c1 = total[o + 2], c2 = total[o + 4], c3 = total[o + 6];
+#define PTXEMU_LOW 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29
+#define PTXEMU_HIGH 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31
+#define PTXEMU_FIRST 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+#define PTXEMU_SECOND 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+    const Rows low01 = __builtin_shufflevector(c0, c1, PTXEMU_LOW), high01 = __builtin_shufflevector(c0, c1, PTXEMU_HIGH);
+    const Rows low23 = __builtin_shufflevector(c2, c3, PTXEMU_LOW), high23 = __builtin_shufflevector(c2, c3, PTXEMU_HIGH);
+    Rows* even = reinterpret_cast<Rows*>(sums[o]);
+    Rows* odd = reinterpret_cast<Rows*>(sums[2 + o]);
+    even[0] = __builtin_shufflevector(low01, low23, PTXEMU_FIRST);
+    even[1] = __builtin_shufflevector(low01, low23, PTXEMU_SECOND);
+    odd[0] = __builtin_shufflevector(high01, high23, PTXEMU_FIRST);
+    odd[1] = __builtin_shufflevector(high01, high23, PTXEMU_SECOND);
+#undef PTXEMU_LOW
+#undef PTXEMU_HIGH
+#undef PTXEMU_FIRST
+#undef PTXEMU_SECOND
+  }
+}
+
+/// Element e of a fragment register of all lanes, as fp32.
+inline void unpack_lanes(MatrixType type, const u32* words, int e, float* out) {
+  switch (type) {
+    case MatrixType::F16: {
+      u16 halves[32];
+      for (int lane = 0; lane < 32; lane++) halves[lane] = u16(words[lane] >> (16 * e));
+      unpack_elements<64>(type, halves, out);
+      break;
     }
+    case MatrixType::BF16:
+      for (int lane = 0; lane < 32; lane++) out[lane] = bf16_to_float(u16(words[lane] >> (16 * e)));
+      break;
+    case MatrixType::TF32:
+      for (int lane = 0; lane < 32; lane++) out[lane] = tf32_to_float(words[lane]);
+      break;
+    case MatrixType::E4M3:
+      for (int lane = 0; lane < 32; lane++) out[lane] = float8_table<E4m3>()[u8(words[lane] >> (8 * e))];
+      break;
+    case MatrixType::E5M2:
+      for (int lane = 0; lane < 32; lane++) out[lane] = float8_table<E5m2>()[u8(words[lane] >> (8 * e))];
+      break;
+    case MatrixType::S8:
+      for (int lane = 0; lane < 32; lane++) out[lane] = float(s8(words[lane] >> (8 * e)));
+      break;
+    case MatrixType::U8:
+      for (int lane = 0; lane < 32; lane++) out[lane] = float(u8(words[lane] >> (8 * e)));
+      break;
+  }
+}
+
+/// Puts a block of 8 rows by `width` elements of k, row by row, at row `first_row` and k `first_k` of a.
+inline void place_rows(const float* block, int width, int first_row, int first_k, float* a) {
+  for (int row = 0; row < 8; row++)
+    for (int k = 0; k < width; k++) a[16 * (first_k + k) + row_lane(first_row + row)] = block[row * width + k];
 }
 
 }  // namespace ptxemu

@@ -126,7 +126,8 @@ std::unique_ptr<Cluster> start_cluster(Launch& launch, u32 number) {
     cta->thread_count = threads;
     cta->warp_count = warps;
     cta->shared.assign(launch.shared_bytes, launch.options.shared_fill);
-    cta->shadow.reset(launch.shared_bytes, kAgentsPerWarp * cluster->warp_count, cluster->warp_count);
+    cta->shadow.reset(launch.shared_bytes, kAgentsPerWarp * cluster->warp_count, cluster->warp_count,
+                      launch.options.strict_cp_async_proxy);
     cta->warps.resize(warps);
     for (int k = 0; k < warps; k++) start_warp(cta->warps[k], *cta, k);
     cluster->ctas.push_back(std::move(cta));

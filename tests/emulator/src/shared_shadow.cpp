@@ -7,12 +7,13 @@
 
 namespace ptxemu {
 
-void SharedShadow::reset(u32 bytes, int agents, int cluster_warps) {
+void SharedShadow::reset(u32 bytes, int agents, int cluster_warps, bool strict_cp_async) {
   words_.assign(bytes / 4 + 4, Word());
   writer_pc_.assign(bytes / 4 + 1, -1);
   rows_.clear();
   readers_.clear();
   cluster_warps_ = cluster_warps;
+  generic_agents_ = cluster_warps * int(strict_cp_async ? AgentKind::Wgmma : AgentKind::CpAsync);
   rows_.reserve(agents);
 }
 
@@ -38,6 +39,7 @@ bool SharedShadow::writer_is_ordered(const Word& word, const Accessor& who) cons
 void SharedShadow::report_race(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who,
                                const char* what, u32 word, Agent other, u32 tick, int pc) {
   (void)tick;
+  if (report_again(warp, inst, "shared-race")) return;
   const Program& program = *cta.launch->program;
   const std::string both =
       format("shared+0x%x: %s by %s, not ordered after %s by %s", word * 4, what,
@@ -99,10 +101,7 @@ bool SharedShadow::read(Cta& cta, Warp& warp, const Instruction& inst, const Acc
       if (!writer_is_ordered(shadow, who)) {
         report_race(cta, warp, inst, who, "read", word, shadow.writer, shadow.tick, writer_pc_[word]);
       } else if (who.async_proxy && options.check_proxies) {
-        const int kind = shadow.writer / cluster_warps_;
-        const bool generic = kind == int(AgentKind::Warp) ||
-                             (kind == int(AgentKind::CpAsync) && options.strict_cp_async_proxy);
-        if (generic && shadow.tick > who.view->fenced.get(shadow.writer))
+        if (shadow.writer < generic_agents_ && shadow.tick > who.view->fenced.get(shadow.writer))
           report(warp, inst, "proxy",
                  format("shared+0x%x: read in the async proxy without fence.proxy.async after %s by %s",
                         word * 4, describe_pc(*cta.launch->program, writer_pc_[word]).c_str(),

@@ -24,7 +24,8 @@ struct Accessor {
 
 class SharedShadow {
  public:
-  void reset(u32 bytes, int agents, int cluster_warps);
+  /// strict_cp_async: what cp.async writes needs a proxy fence too.
+  void reset(u32 bytes, int agents, int cluster_warps, bool strict_cp_async);
 
   /// The reads of an agent, by word.
   u64* row(Agent agent);
@@ -37,7 +38,7 @@ class SharedShadow {
   bool is_ordered(const Accessor& who, Agent writer, u32 tick) const {
     if (writer == kNobody || writer == who.agent) return true;
     if (tick > who.view->seen.get(writer)) return false;
-    return !who.async_proxy || writer >= cluster_warps_ * int(AgentKind::Wgmma) || tick <= who.view->fenced.get(writer);
+    return !who.async_proxy || writer >= generic_agents_ || tick <= who.view->fenced.get(writer);
   }
 
   /// Reads four words, where all is well and simple: false if read() has to look at them one by one. Without
@@ -92,6 +93,7 @@ class SharedShadow {
   std::vector<ReaderRow> rows_;
   std::vector<std::pair<Agent, u64*>> readers_;
   int cluster_warps_ = 0;
+  int generic_agents_ = 0;  // agents below this number write through the generic proxy
 };
 
 }  // namespace ptxemu
