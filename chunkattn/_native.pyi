@@ -43,5 +43,5 @@ def launch_pages(
     num_sms: int,
 ) -> int: ...
 def attention_workspace_bytes(
-    spec: tuple[int, ...], max_tokens: int, max_kv_len: int, head_dim_v: int, rows: int
+    spec: tuple[int, ...], max_tokens: int, max_kv_len: int, head_dim_v: int
 ) -> int: ...

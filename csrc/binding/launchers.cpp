@@ -113,12 +113,8 @@ int32_t launch_pages(uintptr_t launcher, const py::object& source, const py::obj
   return launcher_at<PageLauncher>(launcher)(&p, &context);
 }
 
-// `rows` of a plan that is at hand, or -1 for the most that any plan can ask for.
-int64_t attention_workspace_bytes(const py::tuple& spec, int64_t max_tokens, int64_t max_kv_len, int64_t head_dim_v,
-                                  int64_t rows) {
-  WorkspaceLayout layout = workspace_layout(spec_of(spec), max_tokens, max_kv_len, head_dim_v);
-  if (rows >= 0) layout.rows = rows;
-  return layout.bytes();
+int64_t attention_workspace_bytes(const py::tuple& spec, int64_t max_tokens, int64_t max_kv_len, int64_t head_dim_v) {
+  return workspace_layout(spec_of(spec), max_tokens, max_kv_len, head_dim_v).bytes();
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ def test_attention_variants_say_what_the_planner_reads():
         said = tuple(variant.constant(name) for name in PLANNED)
         problem = (variant.kernel, variant.arch, variant.head_dim, variant.head_dim_v, variant.dtype)
         assert shapes.setdefault(problem, said) == said, variant.name
-        spec = work_spec.of_variant(variant, Gpu.of_arch(90, 132), 8, 2)
+        spec = work_spec.of_variant(variant, Gpu.of_arch(90, 132), 8, 2, 2)
         assert spec.min_split % spec.kv_tile == 0
         assert spec.invariant_split % spec.kv_tile == 0
 
@@ -80,10 +80,10 @@ def test_architectures_are_chosen_newest_first():
 
 
 def test_what_is_not_listed_is_refused_with_the_reason():
-    spec = AttentionSpec("cuda", torch.bfloat16, torch.bfloat16, 4, 2, 8, 24, 16)
+    spec = AttentionSpec("cuda", torch.bfloat16, torch.bfloat16, 4, 2, 512, 520, 16)
     found, reason = select.candidates(spec, Gpu.of_arch(80, 4))
     assert found == ()
-    assert reason == "no attention variant is listed for head dim 8/24, bf16 on sm_80"
+    assert reason == "no attention variant is listed for head dim 512/520, bf16 on sm_80"
     assert "8.0 is needed, the GPU has 7.5" in select.candidates(spec, Gpu.of_arch(75, 4))[1]
 
 
@@ -91,3 +91,20 @@ def test_options_that_a_kernel_lacks_are_refused():
     variant = variants.Variant("attention_x", "80", "x.cu", lacks=("alibi", "kv_scale"))
     spec = AttentionSpec("cuda", torch.bfloat16, torch.int8, 4, 2, 64, 64, 16, alibi=True, sinks=True, kv_scale="head")
     assert select.lacking(variant, spec) == ["alibi", "kv_scale"]
+
+
+def test_head_dims_run_in_the_narrowest_tile_that_holds_them(monkeypatch):
+    dims = [(128, 128), (64, 64), (192, 128)]
+    listed = tuple(
+        variants.Variant("attention_x", arch, "x.cu", head_dim=d, head_dim_v=dv, dtype="bf16", kv_dtype="bf16")
+        for d, dv in dims
+        for arch in ("80", "90a")
+    )
+    monkeypatch.setattr(select, "all_variants", lambda: listed)
+    select.candidates.cache_clear()
+    for head_dim, head_dim_v, expected in ((64, 64, 64), (8, 64, 64), (72, 64, 128), (136, 16, 192)):
+        spec = AttentionSpec("cuda", torch.bfloat16, torch.bfloat16, 4, 2, head_dim, head_dim_v, 16)
+        found, _ = select.candidates(spec, Gpu.of_arch(90, 4))
+        assert (found[0].head_dim, found[0].arch) == (expected, "90a")
+        assert select.candidates(spec, Gpu.of_arch(80, 4))[0][0].head_dim == expected
+    select.candidates.cache_clear()

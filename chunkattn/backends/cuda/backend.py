@@ -11,6 +11,7 @@ import functools
 from contextlib import AbstractContextManager
 from dataclasses import astuple
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from chunkattn.plan import contents
 from chunkattn.plan.work import WorkSpec, plan_words
 from chunkattn.types import AttentionSpec
 
-_PARTIAL_ROWS_WORD, _NUM_TOKENS_WORD = 5, 2
+_ALIGNMENT = 64  # bytes, of a workspace
 
 
 def _candidates(spec: AttentionSpec) -> tuple[tuple[Variant, ...], str]:
@@ -83,12 +84,36 @@ def _of_kernel(kernel: str, device: Gpu) -> libraries.Loaded:
     return libraries.load(select.of_kernel(kernel, device))
 
 
+class _Attention(NamedTuple):
+    """What serves an attention problem: the library, what its plans depend on, and that as a tuple of integers."""
+
+    library: libraries.Loaded
+    work: WorkSpec
+    fields: tuple[int, ...]
+
+
 @functools.lru_cache(maxsize=1024)
-def _of_problem(spec: AttentionSpec, device: Gpu) -> libraries.Loaded:
+def _of_problem(spec: AttentionSpec, window: tuple[int, int], num_splits: int, device: Gpu) -> _Attention:
     variants, reason = select.candidates(spec, device)
     if reason:
         raise libraries.LibraryError(reason)
-    return libraries.load(variants)
+    library = libraries.load(variants)
+    work = work_spec.of_variant(
+        library.variant,
+        device,
+        spec.num_q_heads,
+        spec.num_kv_heads,
+        spec.dtype.itemsize,
+        causal=spec.causal,
+        window=window,
+        invariant=spec.invariant,
+        num_splits=num_splits,
+    )
+    return _Attention(library, work, _integers(work))
+
+
+def _integers(work: WorkSpec) -> tuple[int, ...]:
+    return tuple(int(value) for value in astuple(work))
 
 
 def _stream(device: torch.device) -> int:
@@ -155,7 +180,7 @@ def scatter_pages(block: Tensor, cache: Tensor, pages: Tensor) -> None:
     _move_pages(block, None, cache, pages)
 
 
-def _attention_of_plan(a: PlanArgs, device: Gpu) -> libraries.Loaded:
+def _of_plan(a: PlanArgs, device: Gpu) -> _Attention:
     spec = AttentionSpec(
         a.seq_lens.device.type,
         a.dtype,
@@ -170,64 +195,75 @@ def _attention_of_plan(a: PlanArgs, device: Gpu) -> libraries.Loaded:
         invariant=a.invariant,
         op="plan",
     )
-    return _of_problem(spec, device)
+    return _of_problem(spec, (a.window_left, a.window_right), a.num_splits, device)
 
 
 def plan(a: PlanArgs) -> None:
-    properties = _gpu(a.seq_lens.device)
-    launch_plan(a, work_spec.of_plan(_attention_of_plan(a, properties).variant, properties, a))
+    launch_plan(a, _of_plan(a, _gpu(a.seq_lens.device)).fields)
 
 
-def launch_plan(a: PlanArgs, spec: WorkSpec) -> None:
-    """Fills `a.words` with the plan of `a`'s lengths for a spec."""
+def launch_plan(a: PlanArgs, fields: tuple[int, ...]) -> None:
+    """Fills `a.words` with the plan of `a`'s lengths for the fields of a WorkSpec."""
     device = a.seq_lens.device
     properties = _gpu(device)
     library = _of_kernel("plan", properties)
     with _on(device):
-        words = tuple(int(value) for value in astuple(spec))
-        library.require(_core().launch_plan(library.launcher, a, words, _stream(device), properties.num_sms))
+        library.require(_core().launch_plan(library.launcher, a, fields, _stream(device), properties.num_sms))
 
 
 def workspace_bytes(spec: AttentionSpec, max_tokens: int, max_seq_len: int, num_splits: int) -> int:
-    properties = _gpu(spec.device)
-    work = work_spec.of_problem(_of_problem(spec, properties).variant, properties, spec, num_splits)
-    return _workspace_bytes(work, max_tokens, max_seq_len, spec.head_dim_v)
+    chosen = _of_problem(spec, (-1, -1), num_splits, _gpu(spec.device))
+    return _workspace_bytes(chosen.fields, max_tokens, max_seq_len, spec.head_dim_v)
 
 
-def _workspace_bytes(spec: WorkSpec, max_tokens: int, max_seq_len: int, head_dim_v: int, rows: int = -1) -> int:
-    words = tuple(int(value) for value in astuple(spec))
-    return int(_core().attention_workspace_bytes(words, max_tokens, max_seq_len, head_dim_v, rows))
+@functools.lru_cache(maxsize=1024)
+def _workspace_bytes(fields: tuple[int, ...], max_tokens: int, max_seq_len: int, head_dim_v: int) -> int:
+    return int(_core().attention_workspace_bytes(fields, max_tokens, max_seq_len, head_dim_v))
 
 
 def plan_workspace_bytes(args: PlanArgs, max_tokens: int | None, max_seq_len: int | None) -> int:
-    """From the maxima if both are given; else from the plan itself, which waits for the device."""
-    properties = _gpu(args.seq_lens.device)
-    spec = work_spec.of_plan(_attention_of_plan(args, properties).variant, properties, args)
-    if max_tokens is not None and max_seq_len is not None:
-        return _workspace_bytes(spec, max_tokens, max_seq_len, args.head_dim_v)
-    header = args.words[: _PARTIAL_ROWS_WORD + 1].tolist()
-    longest = int(args.seq_lens.max()) if args.seq_lens.numel() else 0
-    return _workspace_bytes(spec, header[_NUM_TOKENS_WORD], longest, args.head_dim_v, rows=header[_PARTIAL_ROWS_WORD])
+    """From the maxima; one that is missing is read from the device, which waits for it."""
+    chosen = _of_plan(args, _gpu(args.seq_lens.device))
+    if max_tokens is None:
+        max_tokens = int(args.cu_seqlens_q[-1])
+    if max_seq_len is None:
+        max_seq_len = int(args.seq_lens.max()) if args.seq_lens.numel() else 0
+    return _workspace_bytes(chosen.fields, max_tokens, max_seq_len, args.head_dim_v)
 
 
 def attention(a: AttentionArgs) -> None:
-    if a.q.shape[0] == 0:
+    num_tokens = a.q.shape[0]
+    if num_tokens == 0:
         return
     device = a.q.device
     properties = _gpu(device)
-    library = _of_problem(_problem(a), properties)
-    spec = work_spec.of_attention(library.variant, properties, a)
+    chosen = _of_problem(_problem(a), (a.window_left, a.window_right), a.num_splits, properties)
+    num_requests = a.seq_lens.shape[0]
+    longest = a.block_table.shape[1] * a.k_cache.shape[1]
+    size = _workspace_bytes(chosen.fields, num_tokens, longest, a.v_cache.shape[3])
+    if a.workspace is not None:
+        _check_workspace(a.workspace, size)
+    if a.plan is not None and a.plan.shape[0] != plan_words(num_requests):
+        raise ValueError(
+            f"plan: expected {plan_words(num_requests)} words for {num_requests} requests, got {a.plan.shape[0]}"
+        )
     with _on(device):
         if a.plan is None:
-            words = torch.empty(plan_words(a.seq_lens.shape[0]), dtype=torch.int64, device=device)
-            launch_plan(_plan_args(a, words), spec)
+            words = torch.empty(plan_words(num_requests), dtype=torch.int64, device=device)
+            launch_plan(_plan_args(a, words), chosen.fields)
             a = a._replace(plan=words)
         if a.workspace is None:
-            longest = a.block_table.shape[1] * a.k_cache.shape[1]
-            size = _workspace_bytes(spec, a.q.shape[0], longest, a.v_cache.shape[3])
             a = a._replace(workspace=torch.empty(size, dtype=torch.uint8, device=device))
-        fields = tuple(int(value) for value in astuple(spec))
-        library.require(_core().launch_attention(library.launcher, a, fields, _stream(device), properties.num_sms))
+        library = chosen.library
+        status = _core().launch_attention(library.launcher, a, chosen.fields, _stream(device), properties.num_sms)
+        library.require(status)
+
+
+def _check_workspace(workspace: Tensor, size: int) -> None:
+    if workspace.shape[0] < size:
+        raise ValueError(f"workspace: expected at least {size} bytes for these shapes, got {workspace.shape[0]}")
+    if workspace.data_ptr() % _ALIGNMENT:
+        raise ValueError(f"workspace: expected a data pointer aligned to {_ALIGNMENT} bytes, got one that is not")
 
 
 def _problem(a: AttentionArgs) -> AttentionSpec:

@@ -54,7 +54,7 @@ def _attention(spec: AttentionSpec, device: Gpu) -> tuple[tuple[Variant, ...], s
         for variant in all_variants()
         if variant.kernel.startswith("attention_")
         and runs_on(variant, device)
-        and (variant.head_dim, variant.head_dim_v) == (spec.head_dim, spec.head_dim_v)
+        and _width(variant, spec) is not None
         and variant.dtype == dtype
         # A plan does not know what the cache holds; variants for all kv_dtypes share what it depends on.
         and (spec.op == "plan" or variant.kv_dtype in (None, kv_dtype))
@@ -65,7 +65,16 @@ def _attention(spec: AttentionSpec, device: Gpu) -> tuple[tuple[Variant, ...], s
     able = [variant for variant in found if not lacking(variant, spec)]
     if not able:
         return (), f"{found[0].kernel} has no {', '.join(lacking(found[0], spec))}"
-    return tuple(sorted(able, key=lambda variant: -int(variant.arch.rstrip("a")))), ""
+    # The newest architecture, then the narrowest tile that holds the head dims.
+    return tuple(sorted(able, key=lambda v: (-int(v.arch.rstrip("a")), _width(v, spec) or 0))), ""
+
+
+def _width(variant: Variant, spec: AttentionSpec) -> int | None:
+    """Lanes of the variant's tile; None if the problem's head dims do not fit (smaller ones are padded with zeros)."""
+    head_dim, head_dim_v = variant.head_dim, variant.head_dim_v
+    if head_dim is None or head_dim_v is None or head_dim < spec.head_dim or head_dim_v < spec.head_dim_v:
+        return None
+    return head_dim + head_dim_v
 
 
 def lacking(variant: Variant, spec: AttentionSpec) -> list[str]:
