@@ -6,7 +6,7 @@ Useful bytes: each input and output once, cos and sin once a token. Counted byte
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import pytest
 import torch
@@ -157,7 +157,7 @@ def plan_is_right() -> bool:
     words = torch.zeros(work.plan_words(640), dtype=torch.int64)
     facts = dict.fromkeys(PlanArgs._fields, 0) | {"dtype": BF16, "layout": "NHD", "words": words}
     facts |= {"cu_seqlens_q": torch.tensor(lengths.cu_seqlens_q).int(), "seq_lens": torch.tensor(lengths.kv_lens).int()}
-    backend.launch_plan(PlanArgs(**facts), SPECS[6])
+    backend.launch_plan(PlanArgs(**facts), tuple(int(value) for value in astuple(SPECS[6])))
     return words.tolist() == work.make_plan(SPECS[6], lengths.cu_seqlens_q, lengths.kv_lens)
 
 

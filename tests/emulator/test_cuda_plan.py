@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 import torch
@@ -33,7 +33,8 @@ def check(spec: WorkSpec, lengths: Lengths) -> None:
     words = torch.full((work.plan_words(len(seq_lens)) + 1,), -7, dtype=torch.int64)
     facts = dict.fromkeys(PlanArgs._fields, 0)
     facts |= {"cu_seqlens_q": cu_seqlens_q, "seq_lens": seq_lens, "words": words[:-1], "dtype": torch.bfloat16}
-    backend.launch_plan(PlanArgs(**{**facts, "layout": "NHD", "backend": None}), spec)
+    fields = tuple(int(value) for value in astuple(spec))
+    backend.launch_plan(PlanArgs(**{**facts, "layout": "NHD", "backend": None}), fields)
     expected = work.make_plan(spec, lengths.cu_seqlens_q, lengths.kv_lens)
     assert words[-1] == -7
     got = words[:-1].tolist()
