@@ -24,7 +24,9 @@ from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
 from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: E402
 from vllm.v1.attention.selector import AttentionSelectorConfig  # noqa: E402
 
-from chunkattn.compat.vllm.backend import ChunkAttentionBackend, ChunkAttentionImpl, ChunkAttentionMetadataBuilder  # noqa: E402
+from chunkattn.compat.vllm.backend import ChunkAttentionBackend  # noqa: E402
+from chunkattn.compat.vllm.implementation import ChunkAttentionImpl  # noqa: E402
+from chunkattn.compat.vllm.metadata import ChunkAttentionMetadataBuilder  # noqa: E402
 
 INT32 = torch.int32
 Q_LENS, KV_LENS = [5, 1, 9], [5, 20, 33]
