@@ -28,6 +28,7 @@ def gpu(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """CPU tensors count as an sm_90 GPU's; the real list of variants, the workshop's cache and compiler."""
     monkeypatch.setattr(sources, "source_root", lambda: ROOT)
     monkeypatch.setattr(libraries, "_loaded", {})
+    monkeypatch.setattr(libraries, "_failed", {})
     monkeypatch.setattr("chunkattn.backends.BY_DEVICE", {"cpu": ("cuda", "cpu", "reference")})
 
     def forget() -> None:
@@ -74,8 +75,20 @@ def test_explain_says_that_a_variant_would_be_built_and_builds_nothing(shop: Wor
 def test_a_build_that_fails_lets_another_backend_serve(shop: Workshop):
     shop.tell(says="error: no such type\n", status=1)
     assert merge().eq(1.0).all()
+    assert shop.compiled() == 2  # sm_90a's failed, sm_80's would have served
     with pytest.raises(chunkattn.UnsupportedError, match="error: no such type"):
         merge("cuda")
+    assert shop.compiled() == 2  # nobody waits for the same failure twice
+
+
+def test_the_variant_of_an_older_architecture_serves_where_the_newer_one_is_missing(shop: Workshop, monkeypatch):
+    core = libraries.native()
+    assert not isinstance(core, str)
+    publish(shop, EXPORTS.format(abi=core.launch_abi()).replace("return 7", "return 0"), arch="80")
+    monkeypatch.setattr(builder, "unbuildable_reason", lambda variant: "nvcc was not found")
+    (line,) = [line for line in chunkattn.explain(MERGE).splitlines() if line.startswith("cuda")]
+    assert "merge_states-sm80 (cache)" in line
+    merge("cuda")
 
 
 def test_a_file_that_is_no_library_is_refused(shop: Workshop):
@@ -85,11 +98,11 @@ def test_a_file_that_is_no_library_is_refused(shop: Workshop):
     assert merge().eq(1.0).all()
 
 
-def publish(shop: Workshop, code: str, *flags: str) -> Path:
+def publish(shop: Workshop, code: str, *flags: str, arch: str = "90a") -> Path:
     """A real shared library in place of what the stand-in compiler wrote."""
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed")
-    variant = next(v for v in variants.all_variants() if v.name == "merge_states-sm90a")
+    variant = next(v for v in variants.all_variants() if v.name == f"merge_states-sm{arch}")
     library = builder.build([variant], report=lambda line: None)[variant.name]
     source = shop.root / "library.cpp"
     source.write_text(code)

@@ -22,7 +22,7 @@ from test_pages import *  # noqa: E402, F403
 del test_merging_a_shared_prefix_with_the_rest  # noqa: F821 - attention's part is tested with the attention kernels
 
 
-@pytest.fixture(params=cuda_backend.RUNS, ids=cuda_backend.RUN_IDS, autouse=True)
+@pytest.fixture(params=cuda_backend.RUNS, autouse=True)
 def emulated_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     yield from cuda_backend.open_session(request.param, monkeypatch)
 

@@ -22,7 +22,7 @@ cuda_backend.skip_unless_available()
 from chunkattn.backends.cuda import backend  # noqa: E402
 
 
-@pytest.fixture(params=cuda_backend.RUNS, ids=cuda_backend.RUN_IDS, autouse=True)
+@pytest.fixture(params=cuda_backend.RUNS, autouse=True)
 def emulated_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     yield from cuda_backend.open_session(request.param, monkeypatch)
 

@@ -55,6 +55,7 @@ class Loaded:
 
 
 _loaded: dict[Variant, Loaded] = {}
+_failed: dict[Variant, str] = {}  # a build that failed would fail again, after as long a wait
 
 
 def available(variants: Sequence[Variant]) -> tuple[Variant, str] | str:
@@ -63,6 +64,9 @@ def available(variants: Sequence[Variant]) -> tuple[Variant, str] | str:
     for variant in variants:
         if variant in _loaded:
             return variant, _loaded[variant].place
+        if variant in _failed:
+            reasons.append(_failed[variant])
+            continue
         library = store.find(variant)
         if library is not None:
             return variant, library.place
@@ -74,22 +78,22 @@ def available(variants: Sequence[Variant]) -> tuple[Variant, str] | str:
 
 
 def load(variants: Sequence[Variant]) -> Loaded:
-    """The first of these variants that is there or can be built, loaded.
+    """The first of these variants that is there or can be built, loaded; the next one where one fails.
 
     Raises:
         LibraryError: none can be used.
     """
-    chosen = available(variants)
-    if isinstance(chosen, str):
-        raise LibraryError(chosen)
-    variant = chosen[0]
-    if variant not in _loaded:
+    while True:
+        chosen = available(variants)
+        if isinstance(chosen, str):
+            raise LibraryError(chosen)
+        variant = chosen[0]
+        if variant in _loaded:
+            return _loaded[variant]
         try:
-            library = builder.build([variant])[variant.name]
-        except builder.BuildError as error:
-            raise LibraryError(str(error)) from error
-        _loaded[variant] = _open(variant, library)
-    return _loaded[variant]
+            _loaded[variant] = _open(variant, builder.build([variant])[variant.name])
+        except (builder.BuildError, LibraryError) as error:
+            _failed[variant] = str(error)
 
 
 def _open(variant: Variant, library: store.Library) -> Loaded:

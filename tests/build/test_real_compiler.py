@@ -1,0 +1,29 @@
+"""What nvcc makes of the listed kernels, where there is an nvcc: within bounds, no spills, PTX inside."""
+
+from __future__ import annotations
+
+import pytest
+
+from chunkattn.build import builder, store
+from chunkattn.build.variants import all_variants
+
+SECONDS = 45.0
+
+
+@pytest.mark.parametrize("variant", all_variants(), ids=lambda variant: variant.name)
+def test_a_listed_variant_is_as_kernels_must_be(variant):
+    library = store.find(variant)
+    if library is None and (variant.cutlass or builder.unbuildable_reason(variant)):
+        pytest.skip("it is not built here")  # kernels with CUTLASS take minutes; their own tests build them
+    if library is None:
+        library = builder.build([variant], report=lambda line: None)[variant.name]
+    assert library.manifest["seconds"] <= SECONDS
+    kernels = library.manifest["kernels"]
+    assert kernels
+    for name, used in kernels.items():
+        assert used["spill_stores"] == used["spill_loads"] == 0, name
+        assert 0 < used["registers"] <= 255, name
+    flags = library.manifest["flags"]
+    assert "-lineinfo" in flags
+    assert f"arch=compute_{variant.arch},code=[sm_{variant.arch},compute_{variant.arch}]" in flags
+    assert variant.launcher.encode() in library.path.read_bytes()
