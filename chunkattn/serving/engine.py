@@ -79,7 +79,7 @@ class Engine:
         start, began = self._clock(), time.perf_counter()
         batch = self.scheduler.schedule()
         scheduled = time.perf_counter()
-        sampled = self.executor(batch)
+        sampled = self.executor(batch) if batch.chunks else {}
         executed = time.perf_counter()
         tokens = self.scheduler.update(batch, sampled)
         host = time.perf_counter() - executed + scheduled - began

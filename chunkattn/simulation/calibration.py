@@ -1,0 +1,155 @@
+"""Measures steps of a real executor, for the cost model."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+
+from chunkattn.models import Decoder
+from chunkattn.models.activation_memory import peak_activation_bytes
+from chunkattn.scheduler import Chunk, Request, ScheduledBatch
+from chunkattn.serving import ModelExecutor, StepMetadata, StepWork
+from chunkattn.simulation.cost_model import CostModel, MeasuredStep
+
+Shape = tuple[tuple[int, int], ...]  # (tokens, history) of each request; one token with history is a decode
+_HELD_OUT = 12
+
+
+class Calibration:
+    """Runs steps of chosen shapes on a model.
+
+    Attributes:
+        shapes: what is measured for the fit, small steps first.
+        held_out: what is measured for the error, drawn at random over the same range.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        page_size: int,
+        longest_chunk: int,
+        longest_context: int,
+        most_decodes: int,
+        seed: int = 0,
+    ) -> None:
+        """Chooses the shapes.
+
+        Args:
+            decoder: the model.
+            page_size: of the cache.
+            longest_chunk: most prompt tokens of a step.
+            longest_context: most tokens of a request.
+            most_decodes: most decodes of a step.
+            seed: of the held-out shapes.
+        """
+        self._page_size = page_size
+        self._decoder = decoder
+        longest_context = min(longest_context, decoder.max_seq_len)
+        longest_chunk = min(longest_chunk, longest_context)
+        self._longest_chunk = min(longest_chunk, 256)  # memory is linear beyond
+        self.shapes = list(dict.fromkeys(_grid(longest_chunk, longest_context, most_decodes)))
+        self.shapes.sort(key=lambda shape: sum(tokens for tokens, _ in shape))
+        self.held_out = list(_draws(random.Random(seed), longest_chunk, longest_context, most_decodes))
+        pages = [
+            sum(-(-(tokens + history) // page_size) for tokens, history in shape)
+            for shape in [*self.shapes, *self.held_out, ((1, 1),) * 8]
+        ]
+        self._executor = ModelExecutor(decoder, num_pages=max(pages), page_size=page_size)
+        for layer in self._executor.cache:  # defined contents: denormal or huge numbers would take their own time
+            layer.k_cache.normal_()
+            layer.v_cache.normal_()
+
+    def run(self, progress: Callable[[int, int], None] = lambda done, total: None) -> CostModel:
+        """Measures everything and fits.
+
+        Args:
+            progress: called with the steps done and to do.
+        """
+        shapes = [*self.shapes, *self.held_out]
+        self._measure(self.shapes[0])  # first-use costs
+        steps = []
+        for i, shape in enumerate(shapes):
+            progress(i, len(shapes))
+            steps.append(self._measure(shape))
+        progress(len(shapes), len(shapes))
+        config = self._decoder.config
+        return CostModel.fit(
+            steps[: len(self.shapes)],
+            steps[len(self.shapes) :],
+            activation_bytes=self._activations(),
+            facts={
+                "model": config.name,
+                "dtype": str(self._decoder.dtype).removeprefix("torch."),
+                "device": str(self._decoder.device),
+                "page_size": self._page_size,
+                "measured_steps": len(self.shapes),
+            },
+        )
+
+    def _measure(self, shape: Shape) -> MeasuredStep:
+        """Median of three runs; of one where a run takes seconds."""
+        batch = self._batch(shape)
+        times: list[float] = []
+        while len(times) < 3 and sum(times) < 1.5:
+            start = time.perf_counter()
+            self._executor(batch)
+            times.append(time.perf_counter() - start)
+        return MeasuredStep(StepWork.of(batch.chunks), median(times))
+
+    def _activations(self) -> tuple[float, float]:
+        """Bytes per token of a chunk and per row of logits."""
+
+        def peak(shape: Shape) -> int:
+            device = self._decoder.device
+            step = StepMetadata.of(self._batch(shape), self._page_size, device)
+            return peak_activation_bytes(lambda: self._executor.forward(step), device)
+
+        return peak(((self._longest_chunk, 0),)) / self._longest_chunk, peak(((1, 1),) * 8) / 8
+
+    def _batch(self, shape: Shape) -> ScheduledBatch:
+        chunks = []
+        page = 0
+        for i, (tokens, history) in enumerate(shape):
+            pages = -(-(tokens + history) // self._page_size)
+            request = Request(
+                str(i), [(7 * j + i) % self._decoder.config.vocab_size for j in range(tokens + history)], 1
+            )
+            decodes = tokens == 1 and history > 0
+            chunks.append(Chunk(request, history, tokens, decodes, True, range(page, page + pages)))
+            page += pages
+        return ScheduledBatch(0, tuple(chunks))
+
+
+def _powers(first: int, last: int, factor: int = 2) -> Iterator[int]:
+    while first < last:
+        yield first
+        first *= factor
+    yield last
+
+
+def _grid(chunk: int, context: int, decodes: int) -> Iterator[Shape]:
+    for count in _powers(1, decodes):
+        for history in (16, context // 4, context - 1):
+            if count * history <= 64 * 1024 and history > 0:
+                yield ((1, history),) * count
+    for tokens in _powers(4, chunk):
+        yield ((tokens, 0),)
+        for history in (context // 4, context // 2):
+            if history + tokens <= context and tokens <= 1024:
+                yield ((tokens, history),)
+    for tokens in _powers(16, min(chunk, 512), 4):
+        yield ((tokens, 0), *((1, context // 4),) * min(decodes, 8))
+
+
+def _draws(source: random.Random, chunk: int, context: int, decodes: int) -> Iterator[Shape]:
+    for i in range(_HELD_OUT):
+        count = source.randint(1 if i % 3 else 0, decodes)
+        shape = [(1, source.randint(1, max(context // 2, 1))) for _ in range(count)]
+        if i % 3 < 2 or not shape:
+            tokens = round(2 ** source.uniform(2, (chunk - 1).bit_length()))
+            tokens = min(max(tokens, 1), chunk)
+            shape.append((tokens, source.randint(0, max(context - tokens, 0) // 2)))
+        yield tuple(shape)

@@ -1,0 +1,136 @@
+"""`chunkattn serve-sim` from the outside: files, table, JSON, refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tiny_model import write_model
+
+from chunkattn.cli.atomic_file import write_atomically
+from chunkattn.cli.commands import cli
+
+FILES = {"report.html", "results.json", "steps.png", "latency.png", "tradeoff.png", "memory.png"}
+VLLM_KEYS = {
+    *("duration", "completed", "total_input_tokens", "total_output_tokens", "request_throughput", "request_goodput"),
+    *("output_throughput", "total_token_throughput", "num_prompts", "request_rate"),
+    *(f"{kind}_{name}_ms" for kind in ("mean", "median", "std", "p99") for name in ("ttft", "tpot", "itl", "e2el")),
+}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny")
+    write_model(directory)
+    return directory
+
+
+@pytest.fixture
+def arguments(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"2023-11-16 18:15:{i:02d}.0000000,{20 + 7 * i},{3 + i % 4}" for i in range(12)]
+    (tmp_path / "trace.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    return ["serve-sim", "trace.csv", "--model", str(model_dir), "--max-num-seqs", "4", "--pages", "100"]
+
+
+def run(arguments: list[str]) -> Result:
+    return CliRunner().invoke(cli, arguments, env={"COLUMNS": "110"})
+
+
+@pytest.mark.parametrize("executor", ["simulated", "model"])
+def test_one_command_compares_three_settings(arguments: list[str], tmp_path: Path, executor: str) -> None:
+    result = run([*arguments, "--executor", executor, "--slo-ttft", "10", "--output", "out"])
+    assert result.exit_code == 0, result.output
+    assert "\x1b" not in result.output
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+    for word in ("whole", "sarathi", "disaggregated", "TTFT p99", "ITL max", "against whole", "report.html"):
+        assert word in result.output
+    error = re.search(r"held-out error of the cost model: mean [\d.]+%", " ".join(result.output.split()))
+    assert (error is not None) == (executor == "simulated")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 4
+    sources = re.findall(r"(?:src|href)='([^']*)", page)
+    assert len(sources) == 4
+    assert all(source.startswith("data:") for source in sources), "the page needs something else"
+    assert "trace.csv under 3 settings" in page
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [r["setting"] for r in results["runs"]] == ["whole", "sarathi", "disaggregated"]
+    for one in results["runs"]:
+        assert set(one) >= VLLM_KEYS
+        assert one["completed"] == one["num_prompts"] == 12
+        assert one["executor"] == executor
+        assert ("held-out" in one["note"]) == (executor == "simulated")
+
+
+def test_json_sweep_and_saved_calibration(arguments: list[str], tmp_path: Path) -> None:
+    options = ["--setting", "sarathi:64", "--setting", "vllm:policy=sjf", "--rate", "1", "--rate", "5", "--json"]
+    calibration = ["--calibration", "cost.json"]
+    first = run([*arguments, *options, *calibration])
+    assert first.exit_code == 0, first.output
+    saved = (tmp_path / "cost.json").read_text()
+    again = run([*arguments, *options, *calibration])
+    assert (tmp_path / "cost.json").read_text() == saved
+    results = [json.loads(result.stdout)["runs"] for result in (first, again)]
+    keys = ("setting", "request_rate", "p99_itl_ms", "duration")
+    shown = [[[one[key] for key in keys] for one in runs] for runs in results]
+    assert shown[0] == shown[1]  # a simulation is repeatable
+    assert [(one[0], one[1]) for one in shown[0]] == [
+        ("sarathi:64", 1.0),
+        ("vllm:policy=sjf", 1.0),
+        ("sarathi:64", 5.0),
+        ("vllm:policy=sjf", 5.0),
+    ]
+    other = run([*arguments, *options, *calibration, "--dtype", "bfloat16"])
+    assert other.exit_code == 1
+    assert "calibration: expected a cost model of dtype bfloat16 in cost.json, got float32" in other.output
+
+
+def test_synthetic_arrivals_need_no_trace(arguments: list[str]) -> None:
+    options = ["--arrivals", "mooncake", "--requests", "20", "--length-scale", "0.02", "--setting", "vllm"]
+    result = run(["serve-sim", *arguments[2:], *options])
+    assert result.exit_code == 0, result.output
+    assert "vllm" in result.output
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--setting", "quick"], "setting: expected one of whole"),
+        (["--model", "/nowhere"], "model: expected 'smollm2'"),
+        (["--length-scale", "100"], "trace: expected a request of at most 1024 tokens"),
+        (["--pages", "1"], "pages: expected room for at least one request in 1 pages of 16"),
+    ],
+)
+def test_refuses_in_one_sentence(arguments: list[str], tmp_path: Path, change: list[str], message: str) -> None:
+    result = run([*arguments, *change, "--output", "out"])
+    assert result.exit_code == 1
+    assert message in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_malformed_line_is_named_and_nothing_is_written(arguments: list[str], tmp_path: Path) -> None:
+    with (tmp_path / "trace.csv").open("a") as file:
+        file.write("\n2023-11-16 18:16:00.0000000,forty,1\n")
+    result = run([*arguments, "--output", "out"])
+    assert result.exit_code == 1
+    assert "trace.csv:14, got 'forty'" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "a.txt"
+    write_atomically(target, "one")
+    write_atomically(target, b"two")
+    assert target.read_text() == "two"
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(target, "\ud800")
+    (tmp_path / "file").mkdir()
+    with pytest.raises(OSError, match="file"):
+        write_atomically(tmp_path / "file", "three")
+    assert target.read_text() == "two"
+    assert [path.name for path in target.parent.iterdir()] == ["a.txt"]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

@@ -1,0 +1,226 @@
+"""Replays: who runs when, what is counted, and two workers give the tokens of one."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from chunkattn.models import Decoder, ModelConfig
+from chunkattn.models.rope import RopeConfig
+from chunkattn.models.weights import DecoderWeights, LayerWeights
+from chunkattn.serving import ModelWork, Slo
+from chunkattn.simulation import (
+    Calibration,
+    Capacity,
+    CostModel,
+    Experiment,
+    Outcome,
+    TraceRequest,
+    parse_setting,
+    sweep,
+)
+
+CONFIG = ModelConfig("tiny", 64, 16, 24, 2, 4, 2, 8, 1e-5, 512, RopeConfig(1e4, 8), (None, None))
+# A second a step, a millisecond a token.
+FLAT = CostModel((1, 1001), (1.0, 2.0), 0.0, 0.0, 0.0, 0.0, 100.0, 1000.0)
+TRACE = [TraceRequest(float(i), 40 + 30 * (i % 3), 4 + i % 5) for i in range(12)]
+
+
+def run(name: str, trace: list[TraceRequest] = TRACE, **options: Any) -> Outcome:
+    capacity = options.pop("capacity", Capacity(8, 4, 200))
+    experiment = Experiment(trace, capacity, work=ModelWork(CONFIG), cost=options.pop("cost", FLAT), **options)
+    return experiment.run(parse_setting(name))
+
+
+def decoder() -> Decoder:
+    source = torch.Generator().manual_seed(1)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=source) * 0.4
+
+    layers = [
+        LayerWeights(
+            attention_norm=torch.ones(16),
+            qkv=draw(64, 16),
+            qkv_bias=None,
+            q_norm=None,
+            k_norm=None,
+            output=draw(16, 32),
+            output_bias=None,
+            mlp_norm=torch.ones(16),
+            gate_up=draw(48, 16),
+            gate_up_bias=None,
+            down=draw(16, 24),
+            down_bias=None,
+        )
+        for _ in range(2)
+    ]
+    embedding = draw(64, 16)
+    return Decoder(CONFIG, DecoderWeights(embedding, tuple(layers), torch.ones(16), embedding))
+
+
+def test_one_request_alone() -> None:
+    outcome = run("sarathi:16", [TraceRequest(0.0, 40, 3)])
+    record = outcome.records["0"]
+    # Chunks of 16, 16, 8, then two decodes.
+    ends = [1.015, 2.030, 3.037]
+    assert record.token_times.tolist() == pytest.approx([ends[2], ends[2] + 1, ends[2] + 2])
+    summary = outcome.summary
+    assert summary["mean_ttft_ms"] == pytest.approx(3037)
+    assert summary["mean_tpot_ms"] == summary["max_itl_ms"] == pytest.approx(1000)
+    assert summary["mean_e2el_ms"] == pytest.approx(5037)
+    assert summary["duration"] == pytest.approx(5.037)
+    assert (summary["total_input_tokens"], summary["total_output_tokens"], summary["num_steps"]) == (40, 3, 5)
+    assert summary["output_throughput"] == pytest.approx(3 / 5.037)
+    assert summary["busy_share"] == pytest.approx(1)
+    assert summary["peak_kv_usage"] == 11 / 200  # 42 tokens with keys and values in pages of 4
+    assert summary["peak_activation_bytes"] == 16 * 100  # of a chunk; a row of logits takes 1000
+    assert outcome.executor == "simulated"
+
+
+def test_idle_time_is_skipped_and_counts() -> None:
+    outcome = run("whole", [TraceRequest(0.0, 10, 1), TraceRequest(100.0, 10, 1)])
+    assert outcome.records["1"].token_times[0] == pytest.approx(101.009)
+    assert outcome.summary["busy_share"] == pytest.approx(2.018 / 101.009)
+
+
+def test_slo_counts_the_good_ones() -> None:
+    trace = [TraceRequest(0.0, 10, 3), TraceRequest(0.0, 400, 1)]
+    for slo, good in (
+        (Slo(), 2),
+        (Slo(ttft=1.5), 2),
+        (Slo(ttft=1.1), 0),
+        (Slo(tpot=0.9), 1),  # an answer of one token has no time per token
+        (Slo(itl=1.0), 2),
+        (Slo(e2el=2.0), 1),
+    ):
+        summary = run("whole", trace, slo=slo).summary
+        assert summary["slo_attainment"] == good / 2
+        assert summary["request_goodput"] == pytest.approx(good / summary["duration"])
+
+
+def test_budget_bounds_the_longest_wait() -> None:
+    trace = [TraceRequest(0.0, 8, 30), TraceRequest(2.5, 700, 1)]
+    whole, chunked = run("whole", trace), run("sarathi:32", trace)
+    assert whole.summary["max_itl_ms"] == pytest.approx(1000 + 700)
+    assert chunked.summary["max_itl_ms"] == pytest.approx(1000 + 31)
+    assert whole.summary["executed_flops"] == chunked.summary["executed_flops"] == chunked.summary["model_flops"]
+    assert whole.summary["peak_activation_bytes"] > 10 * chunked.summary["peak_activation_bytes"]
+
+
+@pytest.mark.parametrize("name", ["whole", "sarathi:32", "vllm", "sglang", "trtllm:64", "splitfuse", "disaggregated"])
+def test_every_preset_finishes_everybody(name: str) -> None:
+    outcome = run(name)
+    assert outcome.summary["completed"] == len(TRACE)
+    for request, record in zip(TRACE, outcome.records.values()):
+        assert len(record.token_times) == request.num_output_tokens
+        assert list(record.token_times) == sorted(record.token_times)
+        assert record.first_scheduled >= record.request.arrival_time
+    assert outcome.summary["num_workers"] == (2 if name == "disaggregated" else 1)
+    assert outcome.summary["num_recomputed_tokens"] == 0
+    assert all(value == value or key.startswith(("p", "m", "s")) for key, value in outcome.summary.items())
+
+
+def test_prefill_first_stalls_and_decode_first_does_not() -> None:
+    trace = [TraceRequest(0.0, 8, 20), *(TraceRequest(3.0 + i, 60, 1) for i in range(5))]
+    assert run("sglang", trace).summary["max_itl_ms"] > 5000
+    assert run("vllm", trace).summary["max_itl_ms"] < 1700
+
+
+def test_small_pools_preempt_and_count_what_is_computed_again() -> None:
+    trace = [TraceRequest(0.0, 20, 30), TraceRequest(0.0, 20, 30)]
+    outcome = run("sarathi:64", trace, capacity=Capacity(8, 4, 20))
+    assert outcome.summary["num_preemptions"] >= 1
+    assert outcome.summary["num_recomputed_tokens"] > 20
+    assert outcome.summary["executed_flops"] > outcome.summary["model_flops"]
+    assert run("trtllm:64", trace, capacity=Capacity(8, 4, 20)).summary["num_preemptions"] == 0
+
+
+def test_prefix_hits_are_counted_and_not_computed() -> None:
+    trace = [TraceRequest(10.0 * i, 64, 2, (0, 1), block=32) for i in range(4)]
+    outcome = run("vllm", trace)
+    assert outcome.summary["prefix_cache_hit_tokens"] == 3 * 60  # the last page is computed again
+    assert outcome.summary["prefix_cache_hit_rate"] == pytest.approx(180 / 256)
+    assert outcome.summary["computed_token_throughput"] < run("sarathi", trace).summary["computed_token_throughput"]
+
+
+def test_requests_that_never_fit_are_counted() -> None:
+    outcome = run("whole", [TraceRequest(0.0, 500, 2), TraceRequest(0.0, 10, 2)], capacity=Capacity(8, 4, 50))
+    assert (outcome.num_refused, outcome.summary["completed"]) == (1, 1)
+    with pytest.raises(ValueError, match="pages: expected room for at least one request in 2 pages of 4"):
+        run("whole", capacity=Capacity(8, 4, 2))
+
+
+def test_handing_over_costs_what_the_link_takes() -> None:
+    trace = [TraceRequest(0.0, 40, 3)]
+    kv = ModelWork(CONFIG).kv_bytes_per_token
+    assert kv == 2 * 2 * 2 * 8 * 4
+    slow = Capacity(8, 4, 200, link_bytes_per_second=4.0 * kv, link_seconds_per_page=0.5)
+    outcome = run("disaggregated", trace, capacity=slow)
+    first, second, third = outcome.records["0"].token_times
+    assert first == pytest.approx(1.039)
+    assert second == pytest.approx(1.039 + 10 * (1 + 0.5) + 1)  # ten pages: 1 s to move, 0.5 s each besides
+    assert third == pytest.approx(second + 1)
+    assert outcome.summary["mean_ttft_ms"] == pytest.approx(1039)
+
+
+def test_prefill_worker_keeps_pages_until_they_are_over() -> None:
+    # Room for one prompt: the second waits for the link, not for the processor.
+    trace = [TraceRequest(0.0, 40, 2), TraceRequest(0.0, 40, 2)]
+    kv = ModelWork(CONFIG).kv_bytes_per_token
+    narrow = Capacity(8, 4, 11, link_bytes_per_second=4.0 * kv, link_seconds_per_page=0.0)
+    times = run("disaggregated", trace, capacity=narrow).records["1"].token_times
+    assert times[0] == pytest.approx(1.039 + 10 + 1.039)
+
+
+def test_sweep_runs_every_setting_at_every_rate() -> None:
+    experiment = Experiment(TRACE, Capacity(8, 4, 200), work=ModelWork(CONFIG), cost=FLAT)
+    outcomes = list(sweep(experiment, [parse_setting("whole"), parse_setting("sarathi:32")], [0.1, 10.0]))
+    assert [(o.setting.name, o.rate) for o in outcomes] == [
+        ("whole", 0.1),
+        ("sarathi:32", 0.1),
+        ("whole", 10.0),
+        ("sarathi:32", 10.0),
+    ]
+    assert outcomes[0].summary["mean_queue_ms"] < outcomes[2].summary["mean_queue_ms"]
+    assert not math.isnan(outcomes[0].summary["p99_itl_ms"])
+
+
+@pytest.mark.parametrize("name", ["whole", "sarathi:16", "vllm:32:num_draft_tokens=3", "sglang:32", "disaggregated"])
+def test_a_real_model_gives_the_same_tokens_under_every_setting(name: str) -> None:
+    model = decoder()
+    tokens = []
+    for setting in ("whole", name):
+        experiment = Experiment(TRACE[:6], Capacity(4, 4, 200), work=ModelWork(CONFIG), decoder=model)
+        experiment.warm_up()
+        outcome = experiment.run(parse_setting(setting), rate=1000.0)
+        assert outcome.summary["completed"] == 6
+        assert outcome.summary["peak_activation_bytes"] > 0
+        assert outcome.executor == "model"
+        tokens.append({key: record.request.output_token_ids for key, record in outcome.records.items()})
+        for record in outcome.records.values():
+            assert all(after >= before for before, after in pairwise(record.token_times))
+    assert tokens[0] == tokens[1]
+
+
+def test_calibration_measures_a_model() -> None:
+    calibration = Calibration(decoder(), page_size=4, longest_chunk=64, longest_context=128, most_decodes=4)
+    seen = []
+    cost = calibration.run(lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (len(calibration.shapes) + 12,) * 2
+    assert len(cost.held_out_errors) == 12
+    assert cost.facts["model"] == "tiny"
+    assert cost.activation_bytes_per_token >= 16 * 4 * 2
+    assert cost.activation_bytes_per_logit >= 64 * 4
+    outcome = run("sarathi:32", cost=cost)
+    assert outcome.note == cost.error_text
+    assert "held-out error" in outcome.note
+
+
+def test_exactly_one_of_model_and_cost_is_given() -> None:
+    with pytest.raises(ValueError, match="exactly one of decoder and cost"):
+        Experiment(TRACE, Capacity(), work=ModelWork(CONFIG))
