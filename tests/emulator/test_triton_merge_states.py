@@ -1,21 +1,26 @@
-"""merge_states by Triton: the operator's own tests, and its traffic."""
+"""merge_states by Triton: the operator's own tests, on sm_80 and sm_90."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-pytest.importorskip("triton")
+from . import triton_backend
+from .session import Session
 
-from ops.test_merge_states import (  # noqa: F401
-    test_d16_an_infinite_lse_is_kept,
-    test_d16_numbers,
-    test_d17_any_order_and_layout,
-    test_d17_writing_over_an_input,
-    test_d23_outputs_with_their_own_strides,
-    test_neutral_states_change_nothing,
-    test_no_tokens,
-    test_random_states_against_the_oracle,
-    test_the_budget_of_a_merge_is_that_of_its_dtype,
-)
+triton_backend.skip_unless_available()
 
-from .triton_backend import backend  # noqa: F401
+from test_merge_states import *  # noqa: E402, F403
+
+del test_merging_a_shared_prefix_with_the_rest  # noqa: F821 - attention's part is tested with the attention kernels
+
+
+@pytest.fixture(params=triton_backend.RUNS, ids=triton_backend.run_id, autouse=True)
+def emulated_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    yield from triton_backend.open_session(request.param, monkeypatch)
+
+
+@pytest.fixture
+def backend() -> str:
+    return "triton"

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
-ARCHS = (80, 90)
+import chunkattn
+
+from . import native, triton_driver
+from .launch import Options
+from .session import Session, emulated
+
+RUNS = [(80, 0), (90, 0)]
+SCHEDULED_RUNS = [(arch, seed) for arch in (80, 90) for seed in (0, 1, 2)]
 
 
-def emulated_on(*archs: int) -> list[object]:
-    """Parameters that open the emulator for each architecture."""
-    return [pytest.param(arch, marks=pytest.mark.emulated(arch=arch), id=f"sm_{arch}") for arch in archs]
+def skip_unless_available() -> None:
+    """For the head of a test module; afterwards those of tests/ops can be imported."""
+    if native.unavailable_reason() is not None:
+        pytest.skip(str(native.unavailable_reason()), allow_module_level=True)
+    if not triton_driver.available():
+        pytest.skip("triton is not installed", allow_module_level=True)
+    sys.path.append(str(Path(__file__).parents[1] / "ops"))
 
 
-@pytest.fixture(params=emulated_on(*ARCHS))
-def backend(request: pytest.FixtureRequest, emulator: object) -> str:
-    """Name of the backend under test; the emulator is open."""
-    return "triton"
+def run_id(run: tuple[int, int]) -> str:
+    """Of one (architecture, seed) in a test's name."""
+    return f"sm_{run[0]}-seed{run[1]}"
+
+
+def open_session(run: tuple[int, int], monkeypatch: pytest.MonkeyPatch, **options: object) -> Iterator[Session]:
+    """A session of one (architecture, seed), in which index tensors are checked as in debug mode: many tests of the
+    operators want an error."""
+    debugging = dataclasses.replace(chunkattn.env.SETTINGS, debug=True)
+    monkeypatch.setattr("chunkattn.ops.SETTINGS", debugging)
+    monkeypatch.setattr("chunkattn.backends.triton.pages.SETTINGS", debugging)
+    arch, seed = run
+    with emulated(arch, Options.for_seed(seed, **options)) as session:
+        yield session

@@ -14,6 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from chunkattn.env import SETTINGS
+from chunkattn.plan import contents
+
 _BLOCK_BYTES = 16384  # of a program
 _MOST_LANES = 2048
 _WARPS = 4
@@ -36,16 +39,23 @@ class _Side(NamedTuple):
 
 def copy_pages(cache: Tensor, source: Tensor, target: Tensor) -> None:
     """cache[target] = cache[source]; no page is both."""
+    if SETTINGS.debug:
+        contents.check_page_ids("source", source, cache.shape[0])
+        contents.check_page_targets("target", target, cache.shape[0], source)
     _move(cache, source, cache, target, source.shape[0])
 
 
 def gather_pages(cache: Tensor, pages: Tensor, out: Tensor) -> None:
     """out = cache[pages]."""
+    if SETTINGS.debug:
+        contents.check_page_ids("pages", pages, cache.shape[0])
     _move(cache, pages, out, None, pages.shape[0])
 
 
 def scatter_pages(block: Tensor, cache: Tensor, pages: Tensor) -> None:
     """cache[pages] = block."""
+    if SETTINGS.debug:
+        contents.check_page_targets("pages", pages, cache.shape[0])
     _move(block, None, cache, pages, pages.shape[0])
 
 
