@@ -71,13 +71,21 @@ def print_info(dtype: str, kv_dtype: str, q_heads: int, kv_heads: int, head_dim:
 
 
 def _kernels() -> list[str]:
-    """The variants of the GPU kernels, and where each one is."""
-    from chunkattn.build import store
+    """The variants of the GPU kernels by where they are: package, cache, built on first use, or why not at all."""
+    from chunkattn.build import builder, store
     from chunkattn.build.variants import all_variants
-    from chunkattn.cli.build import described, line_of
 
-    rows = [line_of(described(variant, store.find(variant))) for variant in all_variants()]
-    return rows or ["none: the package came without kernel sources (csrc)"]
+    places: dict[str, list[str]] = {}
+    for variant in all_variants():
+        library = store.find(variant)
+        if library is not None:
+            place = library.place
+        else:
+            reason = builder.unbuildable_reason(variant)
+            place = "built on first use" if reason is None else f"not available: {reason}"
+        places.setdefault(place, []).append(variant.name)
+    lines = [f"{place}: {', '.join(names)}" for place, names in places.items()]
+    return lines or ["none: the package came without kernel sources (csrc)"]
 
 
 def _facts() -> list[tuple[str, str]]:

@@ -25,6 +25,17 @@ def test_info_names_versions_and_the_chosen_backend() -> None:
     assert "head dim 64" in result.output
 
 
+def test_info_says_where_the_gpu_kernels_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons = {"plan-sm80": None}
+    monkeypatch.setattr("chunkattn.build.store.find", lambda variant: None)
+    monkeypatch.setattr(
+        "chunkattn.build.builder.unbuildable_reason", lambda variant: reasons.get(variant.name, "nvcc was not found")
+    )
+    output = CliRunner().invoke(cli, ["info"], env={"COLUMNS": "120"}).output
+    assert "built on first use: plan-sm80\n" in output
+    assert "not available: nvcc was not found: merge_states-sm80, merge_states-sm90a" in output
+
+
 def test_info_refuses_a_head_ratio() -> None:
     result = CliRunner().invoke(cli, ["info", "--q-heads", "7", "--kv-heads", "2"])
     assert result.exit_code == 1

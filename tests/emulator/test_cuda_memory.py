@@ -151,6 +151,39 @@ def test_page_moves_copy_each_byte_once(layout: str, arch: int) -> None:
     assert torch.equal(out, kv.k_cache[pages])
 
 
+FAR = 2**31 + 64  # elements; the memory between is never touched
+
+
+def far_apart(count: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """[count, *shape] with more than 2^31 elements from one entry to the next."""
+    inner = torch.Size(shape).numel()
+    storage = torch.empty((count - 1) * FAR + inner, dtype=dtype)
+    strides = torch.empty(shape, device="meta").stride()
+    return storage.as_strided((count, *shape), (FAR, *strides))
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_addresses_beyond_32_bits(arch: int) -> None:
+    pool, near = far_apart(3, 16, 2, 64, dtype=torch.int8), torch.zeros(3, 16, 2, 64, dtype=torch.int8)
+    k = torch.randn(20, 2, 64, generator=torch.Generator().manual_seed(1))
+    batch = torch.tensor([[2, 0]]).int(), torch.tensor([0, 20]).int(), torch.tensor([20]).int()
+    out_a, out_b = far_apart(2, 3, 64, dtype=BF16), torch.ones(2, 3, 64, dtype=BF16)
+    out_a.copy_(3 * out_b)
+    with emulated(arch):
+        chunkattn.append_kv(k, k, pool, near, *batch, backend="cuda")
+        block = chunkattn.gather_pages(pool, torch.tensor([2, 0]), backend="cuda")
+        chunkattn.copy_pages(pool, torch.tensor([2]), torch.tensor([1]), backend="cuda")
+        chunkattn.scatter_pages(block[:1], pool, torch.tensor([0]), backend="cuda")
+        zero = torch.zeros(2, 3)
+        merged, _ = chunkattn.merge_states(out_a, zero, out_b, zero, out=out_a, backend="cuda")
+    assert near.count_nonzero() > 0
+    assert torch.equal(block[0], near[2])
+    assert torch.equal(block[1, :4], near[0, :4])
+    for page in range(3):
+        assert torch.equal(pool[page], near[2])
+    assert torch.equal(merged, 2 * out_b)
+
+
 def plan_is_right() -> bool:
     """Several rounds of the CTA with all kinds of requests."""
     lengths = Lengths.of([1, 0, 70, 5] * 160, [900, 3, 70, 4000] * 160)
