@@ -172,6 +172,9 @@ PlanSpec plan_spec(const AttentionParams& p, const IsaTable& isa, int num_thread
   const int64_t rows = p.num_tokens * p.num_q_heads;
   const int64_t fair = round_up(ceil_div(rows, num_threads * 8), isa.tile_rows);
   spec.tile_rows = std::max(isa.tile_rows, std::min(most, std::max(fair, 2 * isa.tile_rows)));
+  // Equal items leave no thread waiting for the last one.
+  const int64_t head_rows = std::max<int64_t>(p.num_tokens * spec.group(), 1);
+  spec.tile_rows = round_up(ceil_div(head_rows, ceil_div(head_rows, spec.tile_rows)), isa.tile_rows);
   return spec;
 }
 

@@ -11,10 +11,7 @@ namespace CHUNKATTN_ISA {
 struct ComputeF32 {
   static constexpr int kPerUnit = 1;
   static constexpr DType kNative = DType::kF32;
-#ifndef FKEYS
-#define FKEYS 64
-#endif
-  static constexpr int kBlockKeys = FKEYS;  // K, V and scores of a block beside the tile's queries in L2 and L1
+  static constexpr int kBlockKeys = 64;  // K, V and scores of a block beside the tile's queries in L2 and L1
   static constexpr int kExp2Degree = 6;
 
   template <DType kDType>
@@ -37,23 +34,28 @@ struct ComputeF32 {
   CHUNKATTN_INLINE void in_order(const float* source, float* target, int64_t n) {
     for (int64_t i = 0; i < n; i += kLanes) store(target + i, load(source + i));
   }
+
+  // Prefill: one unit of results, rows in the lanes, from its columns `pitch` apart.
+  CHUNKATTN_INLINE Vf result_unit(const float* columns, int64_t, Vf factor) { return mul(load(columns), factor); }
 };
 
 #if defined(__AVX512BF16__)
 
-// The two bytes of the bf16 that equals an fp8 number, by its 7 bits of magnitude.
-struct Fp8Table {
+// The two bytes of the bf16 that equals a one-byte number, by the 7 bits of its magnitude.
+struct ByteTable {
   alignas(64) uint8_t high[128];
   alignas(64) uint8_t low[128];
 
-  explicit constexpr Fp8Table(bool e4m3) : high(), low() {
-    const int mantissa_bits = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15;
+  explicit constexpr ByteTable(DType dtype) : high(), low() {
+    // The magnitude of an int8 is the mantissa of a subnormal whose unit is 1.
+    const bool e4m3 = dtype == DType::kE4M3, integer = dtype == DType::kI8;
+    const int mantissa_bits = e4m3 ? 3 : integer ? 7 : 2, bias = e4m3 ? 7 : integer ? 1 - 7 : 15;
     for (int magnitude = 0; magnitude < 128; ++magnitude) {
       int exponent = magnitude >> mantissa_bits, mantissa = magnitude & ((1 << mantissa_bits) - 1), bits = 0;
       if (e4m3 ? magnitude == 127 : exponent == 31) {
         bits = !e4m3 && mantissa == 0 ? 0x7f80 : 0x7fc0;  // e4m3 has no infinity
       } else if (magnitude != 0) {
-        if (exponent == 0) {  // subnormal in fp8, normal in bf16
+        if (exponent == 0) {  // subnormal there, normal in bf16
           exponent = 1;
           while (mantissa >> mantissa_bits == 0) {
             mantissa <<= 1;
@@ -140,36 +142,37 @@ struct ComputeBF16 {
       }
   }
 
+  CHUNKATTN_INLINE Vf result_unit(const float* columns, int64_t pitch, Vf factor) {
+    return pair(mul(load(columns), factor), mul(load(columns + pitch), factor));
+  }
+
  private:
+  static constexpr int8_t kHighOf128 = 0x43;  // bf16 0x4300; its low byte is that of 0
+
   // Up to 64 stored elements as bf16, exact.
   template <DType kDType>
   CHUNKATTN_INLINE void load64(const void* p, uint64_t live, __m512i* low, __m512i* high) {
     if constexpr (kDType == DType::kBF16) {
       *low = _mm512_maskz_loadu_epi16(static_cast<__mmask32>(live), p);
       *high = _mm512_maskz_loadu_epi16(static_cast<__mmask32>(live >> 32), static_cast<const uint16_t*>(p) + 32);
-    } else if constexpr (kDType == DType::kI8) {
-      const __m512i bytes = _mm512_maskz_loadu_epi8(live, p);
-      *low = pack(_mm512_castsi512_si128(bytes), _mm512_extracti32x4_epi32(bytes, 1));
-      *high = pack(_mm512_extracti32x4_epi32(bytes, 2), _mm512_extracti32x4_epi32(bytes, 3));
     } else {
       // Both bytes of a bf16 come from tables by the 7 bits of magnitude, and the sign is put back. Eighths of the
       // vector are dealt out first, so that the unpacked halves come out in order.
-      static constexpr Fp8Table kTable(kDType == DType::kE4M3);
+      static constexpr ByteTable kTable(kDType);
       const __m512i deal = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
       const __m512i x = _mm512_permutexvar_epi64(deal, _mm512_maskz_loadu_epi8(live, p));
-      const __m512i top =
-          _mm512_permutex2var_epi8(_mm512_load_si512(kTable.high), x, _mm512_load_si512(kTable.high + 64));
+      const __m512i magnitude = kDType == DType::kI8 ? _mm512_abs_epi8(x) : x;
+      __m512i top =
+          _mm512_permutex2var_epi8(_mm512_load_si512(kTable.high), magnitude, _mm512_load_si512(kTable.high + 64));
       const __m512i bottom =
-          _mm512_permutex2var_epi8(_mm512_load_si512(kTable.low), x, _mm512_load_si512(kTable.low + 64));
+          _mm512_permutex2var_epi8(_mm512_load_si512(kTable.low), magnitude, _mm512_load_si512(kTable.low + 64));
+      if (kDType == DType::kI8)  // 128 has an eighth bit of magnitude
+        top = _mm512_mask_mov_epi8(top, _mm512_movepi8_mask(magnitude), _mm512_set1_epi8(kHighOf128));
       const __m512i with_sign =
           _mm512_ternarylogic_epi32(_mm512_set1_epi8(INT8_MIN), x, top, 0xea);  // (sign & x) | top
       *low = _mm512_unpacklo_epi8(bottom, with_sign);
       *high = _mm512_unpackhi_epi8(bottom, with_sign);
     }
-  }
-  CHUNKATTN_INLINE __m512i pack(__m128i first, __m128i second) {
-    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(second)),
-                                                         _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(first))));
   }
 };
 

@@ -83,7 +83,8 @@ class DecodeItem {
       for (int64_t r = 0; r < num_rows; ++r) {
         const int64_t state = h * num_rows + r;
         Compute::in_order(out_ + state * out_pitch_, row_, out_pitch_);
-        leave_row(p_, request, item, item.kv_head_begin + h, item.row_begin + r, max_[state], sum_[state], row_,
+        const int64_t kv_head = item.kv_head_begin + h, row = item.row_begin + r;
+        leave_row(p_, request, item, kv_head, row, RowIndex(request, kv_head, row), max_[state], sum_[state], row_,
                   partials);
       }
     return true;

@@ -33,26 +33,26 @@ CHUNKATTN_INLINE RowFactor finish_state(const AttentionParams& p, int64_t q_head
   return {value_scale * shrink / total, top * kLn2 + __builtin_logf(total)};
 }
 
-CHUNKATTN_INLINE char* out_row(const AttentionParams& p, const Request& request, int64_t kv_head, int64_t row) {
-  const int64_t token = request.first_token + row / request.group;
-  const int64_t q_head = kv_head * request.group + row % request.group;
-  return static_cast<char*>(p.out) + (token * p.out_stride_token + q_head * p.out_stride_head) * bytes_of(p.dtype);
+CHUNKATTN_INLINE char* out_row(const AttentionParams& p, RowIndex at) {
+  return static_cast<char*>(p.out) + (at.token * p.out_stride_token + at.head * p.out_stride_head) * bytes_of(p.dtype);
+}
+
+CHUNKATTN_INLINE void write_lse(const AttentionParams& p, RowIndex at, float lse) {
+  if (p.lse) p.lse[at.token * p.lse_stride_token + at.head * p.lse_stride_head] = lse;
 }
 
 // Writes one finished row; `values` are unnormalised sums.
-CHUNKATTN_INLINE void write_row(const AttentionParams& p, const Request& request, int64_t kv_head, int64_t row,
-                                float max, float sum, const float* values) {
-  const int64_t token = request.first_token + row / request.group;
-  const int64_t q_head = kv_head * request.group + row % request.group;
-  const RowFactor factor = finish_state(p, q_head, constant_scale(p.v.scale, kv_head), max, sum);
-  store_row(values, factor.scale, out_row(p, request, kv_head, row), p.dtype, p.head_dim_v);
-  if (p.lse) p.lse[token * p.lse_stride_token + q_head * p.lse_stride_head] = factor.lse;
+CHUNKATTN_INLINE void write_row(const AttentionParams& p, int64_t kv_head, RowIndex at, float max, float sum,
+                                const float* values) {
+  const RowFactor factor = finish_state(p, at.head, constant_scale(p.v.scale, kv_head), max, sum);
+  store_row(values, factor.scale, out_row(p, at), p.dtype, p.head_dim_v);
+  write_lse(p, at, factor.lse);
 }
 
 // Leaves a row's state as result or, in an item that is one of several splits, as partial state.
 CHUNKATTN_INLINE void leave_row(const AttentionParams& p, const Request& request, const WorkItem& item, int64_t kv_head,
-                                int64_t row, float max, float sum, const float* values, float* partials) {
-  if (item.num_splits == 1) return write_row(p, request, kv_head, row, max, sum, values);
+                                int64_t row, RowIndex at, float max, float sum, const float* values, float* partials) {
+  if (item.num_splits == 1) return write_row(p, kv_head, at, max, sum, values);
   float* target = partial_row(p, request, item, item.split, kv_head, row, partials);
   memcpy(target, values, p.head_dim_v * 4);
   target[p.head_dim_v] = max;
@@ -81,7 +81,7 @@ static void merge_splits(const AttentionParams& p, const WorkItem& item, float* 
         sum = join(sum, f.left, splat(part[p.head_dim_v + 1]), f.right);
         max = f.max;
       }
-      write_row(p, request, head, row, max_lane(max), max_lane(sum), values);
+      write_row(p, head, RowIndex(request, head, row), max_lane(max), max_lane(sum), values);
     }
 }
 

@@ -6,30 +6,15 @@
 #pragma once
 #include "../attention.h"
 #include "../scratch.h"
-#include "epilogue.h"
+#include "ahead.h"
 #include "product.h"
+#include "results.h"
 #include "score.h"
 #include "softmax.h"
 #include "stage.h"
 
 namespace chunkattn {
 namespace CHUNKATTN_ISA {
-
-constexpr int64_t kTileRows = kTileVecs * kLanes;
-
-// State of all rows of an item, tile by tile; rows of a tile in the lanes.
-struct States {
-  float* out;        // [tiles][head_dim_v][tile pitch]
-  float *max, *sum;  // [tiles * kTileRows]
-
-  void reset(int64_t padded_rows, int64_t head_dim_v) {
-    memset(out, 0, padded_rows * head_dim_v * 4);
-    for (int64_t i = 0; i < padded_rows; ++i) {
-      max[i] = -kInfinity;
-      sum[i] = 0.0f;
-    }
-  }
-};
 
 template <class Compute>
 class PrefillItem {
@@ -63,6 +48,8 @@ class PrefillItem {
     rows_.begin = scratch.take<int32_t>(rows);
     rows_.end = scratch.take<int32_t>(rows);
     rows_.position = scratch.take<int32_t>(rows);
+    rows_.token = scratch.take<int32_t>(rows);
+    rows_.head = scratch.take<int32_t>(rows);
     rows_.slope = p.alibi_slopes ? scratch.take<float>(rows) : nullptr;
   }
 
@@ -71,12 +58,12 @@ class PrefillItem {
     const int64_t num_rows = item.row_end - item.row_begin;
     padded_rows_ = round_up_to(num_rows, kTileRows);
     rows_.fill(p_, request, item, kv_head, padded_rows_);
-    pack_queries(request, item, kv_head);
+    accumulate(request, item, kv_head, false);
+    if (leave(request, item, kv_head, num_rows, partials)) return;
     // A key that some rows must not see may hold NaN or infinity in V, which 0 weights do not silence. Rare: found by
     // its trace in the result, and then done again with such values set apart.
-    if (!accumulate(request, item, kv_head, false)) accumulate(request, item, kv_head, true);
-    const States& result = invariant_splits_ > 1 ? joined_ : states_;
-    for (int64_t t = 0; t < num_tiles(); ++t) leave_tile(request, item, kv_head, t, num_rows, result, partials);
+    accumulate(request, item, kv_head, true);
+    leave(request, item, kv_head, num_rows, partials);
   }
 
  private:
@@ -95,52 +82,50 @@ class PrefillItem {
     return static_cast<int>(min_of(kTileVecs, (num_rows - tile * kTileRows + kLanes - 1) / kLanes));
   }
 
-  // Row i of the item; the last one beyond the end.
-  const char* query(const Request& request, const WorkItem& item, int64_t kv_head, int64_t i) const {
-    const int64_t row = min_of(item.row_begin + i, item.row_end - 1);
-    const int64_t token = request.first_token + row / request.group;
-    const int64_t head = kv_head * request.group + row % request.group;
-    return static_cast<const char*>(p_.q) + (token * p_.q_stride_token + head * p_.q_stride_head) * bytes_of(p_.dtype);
+  const char* query(int64_t i) const {
+    const RowIndex at = rows_.index(i);
+    return static_cast<const char*>(p_.q) +
+           (at.token * p_.q_stride_token + at.head * p_.q_stride_head) * bytes_of(p_.dtype);
   }
 
-  void pack_queries(const Request& request, const WorkItem& item, int64_t kv_head) {
+  void pack_queries(int64_t tile, int64_t num_rows) {
     const RowConverter convert = row_converter<Compute>(p_.dtype);
-    const int64_t num_rows = item.row_end - item.row_begin;
-    for (int64_t t = 0; t < num_tiles(); ++t) {
-      const int64_t pitch = tile_vecs(t, num_rows) * kLanes;
-      uint32_t* tile = q_ + t * kTileRows * units_;
-      for (int64_t r = 0; r < pitch; r += 4) {
-        const void* sources[4];
+    const bool native = p_.dtype == Compute::kNative;
+    const int64_t pitch = tile_vecs(tile, num_rows) * kLanes;
+    uint32_t* target = q_ + tile * kTileRows * units_;
+    for (int64_t r = 0; r < pitch; r += 4) {
+      const void* sources[4];
+      for (int64_t i = 0; i < 4; ++i) {
+        sources[i] = query(tile * kTileRows + r + i);
+        if (native) continue;
+        uint32_t* converted = reinterpret_cast<uint32_t*>(row_) + i * units_;
+        convert(static_cast<const char*>(sources[i]), &kNoOffset, 1, converted, p_.head_dim);
+        sources[i] = converted;
+      }
+      for (int64_t u = 0; u < units_; u += 4) {
+        const void* from[4];
+        void* to[4];
         for (int64_t i = 0; i < 4; ++i) {
-          const char* source = query(request, item, kv_head, t * kTileRows + r + i);
-          // Tokens lie too far apart for the hardware to see a stream.
-          const char* ahead = query(request, item, kv_head, t * kTileRows + r + i + 16);
-          for (int64_t byte = 0; byte < p_.head_dim * bytes_of(p_.dtype); byte += 64) __builtin_prefetch(ahead + byte);
-          uint32_t* converted = reinterpret_cast<uint32_t*>(row_) + i * units_;
-          if (p_.dtype != Compute::kNative) convert(source, &kNoOffset, 1, converted, p_.head_dim);
-          sources[i] = p_.dtype != Compute::kNative ? static_cast<const void*>(converted) : source;
+          from[i] = static_cast<const uint32_t*>(sources[i]) + u;
+          to[i] = target + (u + i) * pitch + r;
         }
-        for (int64_t u = 0; u < units_; u += 4) {
-          const void* from[4];
-          void* to[4];
-          for (int64_t i = 0; i < 4; ++i) {
-            from[i] = static_cast<const uint32_t*>(sources[i]) + u;
-            to[i] = tile + (u + i) * pitch + r;
-          }
-          transpose4(from, to);
-        }
+        transpose4(from, to);
       }
     }
   }
 
-  // Walks the item's keys. Returns false if a non-finite result was left and `careful` is off.
-  bool accumulate(const Request& request, const WorkItem& item, int64_t kv_head, bool careful) {
+  // Walks the item's keys. `careful` sets NaN and infinities of V apart.
+  void accumulate(const Request& request, const WorkItem& item, int64_t kv_head, bool careful) {
     constexpr int64_t kKeys = Compute::kBlockKeys;
     const int64_t num_rows = item.row_end - item.row_begin;
     const int64_t begin = rows_.begin[0], end = rows_.end[num_rows - 1];
     const ScoreRule rule(p_, kv_head);
     const KeyAddress key_address(p_, p_.k, item.request, bytes_of(p_.k.dtype));
     const KeyAddress value_address(p_, p_.v, item.request, bytes_of(p_.v.dtype));
+    const char* key_base = static_cast<const char*>(p_.k.data) + kv_head * p_.k.stride_head * key_address.bytes;
+    const char* value_base = static_cast<const char*>(p_.v.data) + kv_head * p_.v.stride_head * value_address.bytes;
+    for (int64_t i = 0; i < min_of(kTileRows, padded_rows_); ++i)
+      for (int64_t byte = 0; byte < p_.head_dim * bytes_of(p_.dtype); byte += 64) __builtin_prefetch(query(i) + byte);
     states_.reset(padded_rows_, p_.head_dim_v);
     invariant_splits_ = begin < end && p_.invariant ? (end - 1) / kInvariantSplit - begin / kInvariantSplit + 1 : 1;
     if (invariant_splits_ > 1) joined_.reset(padded_rows_, p_.head_dim_v);
@@ -152,16 +137,25 @@ class PrefillItem {
       const int64_t next = min_of(b + kKeys, end), num_next = min_of(next + kKeys, end) - next;
       key_address.offsets(next, next + num_next, next_keys_);
       value_address.offsets(next, next + num_next, next_values_);
+      const bool first_block = b <= begin, last_block = b + kKeys >= end;
       for (int64_t t = 0; t < num_tiles(); ++t) {
-        const int64_t first = num_next * t / num_tiles(), last = num_next * (t + 1) / num_tiles();
-        prefetch_rows(p_.k, next_keys_, first, last, kv_head, key_address.bytes, p_.head_dim);
-        prefetch_rows(p_.v, next_values_, first, last, kv_head, value_address.bytes, p_.head_dim_v);
+        if (first_block) pack_queries(t, num_rows);
+        ahead_.clear();
+        for (int64_t i = num_next * t / num_tiles(); i < num_next * (t + 1) / num_tiles(); ++i) {
+          ahead_.add(key_base + next_keys_[i], p_.head_dim * key_address.bytes);
+          ahead_.add(value_base + next_values_[i], p_.head_dim_v * value_address.bytes);
+        }
+        if (first_block)
+          for (int64_t i = (t + 1) * kTileRows; i < min_of((t + 2) * kTileRows, padded_rows_); ++i)
+            ahead_.add(query(i), p_.head_dim * bytes_of(p_.dtype));
+        if (item.num_splits == 1 && (last_block || rows_.end[min_of((t + 1) * kTileRows, num_rows) - 1] <= b + kKeys))
+          for (int64_t i = t * kTileRows; i < min_of((t + 1) * kTileRows, num_rows); ++i)
+            ahead_.add(out_row(p_, rows_.index(i)), p_.head_dim_v * bytes_of(p_.dtype));
         meet(request, item, rule, block, t, num_rows);
         if (careful) add_poison(request, item, block, t, num_rows);
       }
       if (invariant_splits_ > 1 && (b + kKeys >= end || (b + kKeys) % kInvariantSplit == 0)) fold(num_rows);
     }
-    return careful || all_finite(num_rows);
   }
 
   // One tile of rows against the staged block.
@@ -176,9 +170,12 @@ class PrefillItem {
     alignas(64) float block_max[kTileRows], rescale[kTileRows];
     for (int v = 0; v < vecs; ++v) store(block_max + v * kLanes, splat(-kInfinity));
     const uint32_t* q = q_ + row0 * units_;
-    for (int64_t key = first; key < last; key += kTileBroadcasts)
+    const int64_t steps = (last - first + p_.head_dim_v) / kTileBroadcasts;
+    for (int64_t key = first; key < last; key += kTileBroadcasts) {
+      ahead_.ask(steps);
       score_tile_of<Compute>(vecs, stage_.keys + key * units_, units_, q, units_, scores_ + (key - first) * pitch,
                              block_max);
+    }
 
     const int64_t first_key = block.block_begin + first, last_key = block.block_begin + last;
     const bool masked = rows_.begin[last_row] > first_key || rows_.end[row0] < last_key ||
@@ -194,6 +191,7 @@ class PrefillItem {
     float* out = states_.out + row0 * p_.head_dim_v;
     const int64_t first_unit = first / Compute::kPerUnit, units = (last - first) / Compute::kPerUnit;
     for (int64_t c = 0; c < p_.head_dim_v; c += kTileBroadcasts) {
+      ahead_.ask(steps);
       const uint32_t* panel = stage_.values + (c / kTileBroadcasts * stage_.kUnits + first_unit) * kTileBroadcasts;
       value_tile_of<Compute>(vecs, panel, reinterpret_cast<const uint32_t*>(scores_), units, out + c * pitch,
                              moved ? rescale : nullptr);
@@ -230,22 +228,6 @@ class PrefillItem {
     }
   }
 
-  bool all_finite(int64_t num_rows) const {
-    for (const States* s : {&states_, &joined_}) {
-      if (s == &joined_ && invariant_splits_ <= 1) break;
-      for (int64_t t = 0; t < num_tiles(); ++t) {
-        const float* out = s->out + t * kTileRows * p_.head_dim_v;
-        const int64_t count = tile_vecs(t, num_rows) * kLanes * p_.head_dim_v;
-        // x * 0 is NaN unless x is finite. head_dim_v is a multiple of 8, so four vectors at a time come out even.
-        Vf doubt[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
-        for (int64_t i = 0; i < count; i += 4 * kLanes)
-          for (int64_t j = 0; j < 4; ++j) doubt[j] = madd(load(out + i + j * kLanes), splat(0.0f), doubt[j]);
-        if (!(sum(add(add(doubt[0], doubt[1]), add(doubt[2], doubt[3]))) == 0.0f)) return false;
-      }
-    }
-    return true;
-  }
-
   // Invariant mode: joins the state of the split just walked to those before it, as merge_splits does, and starts
   // afresh.
   void fold(int64_t num_rows) {
@@ -265,31 +247,23 @@ class PrefillItem {
     states_.reset(padded_rows_, p_.head_dim_v);
   }
 
-  void leave_tile(const Request& request, const WorkItem& item, int64_t kv_head, int64_t tile, int64_t num_rows,
-                  const States& state, float* partials) {
-    const int64_t row0 = tile * kTileRows, pitch = tile_vecs(tile, num_rows) * kLanes, columns = p_.head_dim_v;
-    const float* out = state.out + row0 * columns;
-    for (int64_t r = 0; r < min_of(kTileRows, num_rows - row0); r += 4) {
-      for (int64_t i = 0; i < 4 && item.num_splits == 1; ++i) {
-        const int64_t row = min_of(item.row_begin + row0 + r + i + 4, item.row_end - 1);
-        const char* target = out_row(p_, request, kv_head, row);
-        for (int64_t byte = 0; byte < columns * bytes_of(p_.dtype); byte += 64) __builtin_prefetch(target + byte, 1);
-      }
-      for (int64_t c = 0; c < columns; c += 4) {
-        const void* from[4];
-        void* to[4];
-        for (int64_t i = 0; i < 4; ++i) {
-          from[i] = out + (c + i) * pitch + r;
-          to[i] = row_ + i * columns + c;
-        }
-        transpose4(from, to);
-      }
-      for (int64_t i = 0; i < min_of(4, num_rows - row0 - r); ++i) {
-        const int64_t row = row0 + r + i;
-        leave_row(p_, request, item, kv_head, item.row_begin + row, state.max[row], state.sum[row], row_ + i * columns,
-                  partials);
-      }
+  // Leaves results or partial states of all rows. Returns whether all sums were finite.
+  bool leave(const Request& request, const WorkItem& item, int64_t kv_head, int64_t num_rows, float* partials) {
+    const States& state = invariant_splits_ > 1 ? joined_ : states_;
+    const Results<Compute> results{p_, rows_, state, row_};
+    const bool in_units = item.num_splits == 1 && p_.dtype == Compute::kNative;
+    bool finite = true;
+    for (int64_t t = 0; t < num_tiles(); ++t) {
+      const int64_t row0 = t * kTileRows, rows = min_of(kTileRows, num_rows - row0);
+      const int64_t pitch = tile_vecs(t, num_rows) * kLanes;
+      float* out = state.out + row0 * p_.head_dim_v;
+      finite &= all_finite(out, pitch * p_.head_dim_v);
+      if (in_units)
+        results.write_units(kv_head, row0, rows, pitch, out);
+      else
+        results.leave_rows(request, item, kv_head, row0, rows, pitch, out, partials);
     }
+    return finite;
   }
 
   const AttentionParams& p_;
@@ -302,6 +276,7 @@ class PrefillItem {
   bool* poisoned_;
   int64_t *next_keys_, *next_values_;
   Rows rows_{};
+  Ahead<2 * Compute::kBlockKeys + 2 * kTileRows> ahead_;  // keys and values of a block, a tile's queries and results
 };
 
 }  // namespace CHUNKATTN_ISA

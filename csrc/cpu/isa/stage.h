@@ -40,19 +40,21 @@ struct Stage {
 
   void load_values(const AttentionParams& p, const KeyAddress& address, const Block& block, int64_t kv_head) {
     const RowConverter convert = row_converter<Compute>(p.v.dtype);
-    const int64_t row_units = p.head_dim_v / Compute::kPerUnit;
+    const bool native = p.v.dtype == Compute::kNative;
     address.offsets(block.begin, block.end, offsets);
     const char* base = static_cast<const char*>(p.v.data) + kv_head * p.v.stride_head * address.bytes;
     for (int64_t key = first_tile_key(block); key < last_tile_key(block); key += Compute::kPerUnit) {
+      const void* sources[Compute::kPerUnit];
       for (int64_t i = 0; i < Compute::kPerUnit; ++i) {
-        uint32_t* row = rows + i * row_units;
+        uint32_t* row = rows + i * (p.head_dim_v / Compute::kPerUnit);
         const int64_t position = block.block_begin + key + i;
-        if (position >= block.begin && position < block.end)
-          convert(base, offsets + (position - block.begin), 1, row, p.head_dim_v);
-        else
-          memset(row, 0, row_units * 4);
+        const bool exists = position >= block.begin && position < block.end;
+        const int64_t* offset = offsets + (position - block.begin);
+        sources[i] = exists && native ? static_cast<const void*>(base + *offset) : row;
+        if (!exists) memset(row, 0, p.head_dim_v / Compute::kPerUnit * 4);
+        if (exists && !native) convert(base, offset, 1, row, p.head_dim_v);
       }
-      place(key / Compute::kPerUnit, p.head_dim_v);
+      place(sources, key / Compute::kPerUnit, p.head_dim_v);
     }
     if (p.v.scale.mode == ScaleMode::kPerTokenHead) load_scales(address, block, kv_head, value_scale);
   }
@@ -85,16 +87,16 @@ struct Stage {
     address.scales(block.begin, block.end, kv_head, target + (block.begin - block.block_begin));
   }
 
-  // Unit `unit` of every panel from the converted rows.
-  void place(int64_t unit, int64_t columns) {
+  // Unit `unit` of every panel from the rows of its keys.
+  void place(const void* const* sources, int64_t unit, int64_t columns) {
     uint32_t* target = values + unit * kTileBroadcasts;
     if constexpr (Compute::kPerUnit == 1) {
       for (int64_t c = 0; c < columns; c += kTileBroadcasts, target += kUnits * kTileBroadcasts)
-        memcpy(target, rows + c, kTileBroadcasts * 4);
+        memcpy(target, static_cast<const uint32_t*>(sources[0]) + c, kTileBroadcasts * 4);
     } else {
 #if defined(__AVX512BF16__)
-      const char* even = reinterpret_cast<const char*>(rows);
-      const char* odd = even + columns * 2;
+      const char* even = static_cast<const char*>(sources[0]);
+      const char* odd = static_cast<const char*>(sources[1]);
       for (int64_t c = 0; c < columns; c += 8, target += kUnits * kTileBroadcasts) {
         const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(even + c * 2));
         const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(odd + c * 2));
