@@ -115,6 +115,13 @@ def test_another_mask_is_refused():
         key_spans(1, 6, 6, mask_function=prefix_sees_itself)
 
 
+def test_packed_sequences_without_a_paged_cache_are_refused():
+    model = model_of(CONFIGS["llama"](), shim.NAME)
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    with pytest.raises(chunkattn.UnsupportedError, match=r"^mask_function: "):
+        model(prompt(9), position_ids=positions, use_cache=False)
+
+
 class Layer(torch.nn.Module):
     is_causal = True
     layer_idx = 0

@@ -79,7 +79,8 @@ def attention_forward(
     if isinstance(cache, PagedAttentionCache):
         view, cu_seqlens_q, seq_lens = _paged(module, key, value, cache, kwargs)
     else:
-        view, cu_seqlens_q, seq_lens = _dense(key, value, q_length, attention_mask)
+        spans = None if attention_mask is None else _checked(attention_mask, batch_size, left, key.shape[2])
+        view, cu_seqlens_q, seq_lens = _dense(key, value, q_length, spans)
     out = chunkattn.attention(q, *view, cu_seqlens_q, seq_lens, **options)  # type: ignore[arg-type]
     assert isinstance(out, Tensor)  # return_lse is not set
     return out.unflatten(0, (batch_size, q_length)), None
@@ -91,7 +92,7 @@ def _dense(key: Tensor, value: Tensor, q_length: int, spans: Tensor | None) -> t
     if spans is None:
         table, cu_seqlens_q, seq_lens = _rows(batch_size, q_length, slots, key.device)
         return PagedView(key.transpose(1, 2), value.transpose(1, 2), table), cu_seqlens_q, seq_lens
-    begin, end = _checked(spans, batch_size).to(key.device).unbind(1)
+    begin, end = spans.to(key.device).unbind(1)
     _, cu_seqlens_q, _ = _rows(batch_size, q_length, slots, key.device)
     # Pages of one slot, so that every row can begin at its own: page i begins i slots into the storage.
     pools = []
@@ -104,13 +105,22 @@ def _dense(key: Tensor, value: Tensor, q_length: int, spans: Tensor | None) -> t
     return PagedView(pools[0], pools[1], table), cu_seqlens_q, (end - begin).contiguous()
 
 
-def _checked(spans: Tensor, batch_size: int) -> Tensor:
-    """int32 [B, 2] of what `key_spans` made; a mask of the caller's own has another shape."""
-    if spans.dtype != torch.int32 or spans.shape[1:] != (1, 1, 2):
+def _checked(spans: Tensor, batch_size: int, left: int, slots: int) -> Tensor | None:
+    """int32 [B, 2], begin and end of each row's keys, from what `key_spans` made; None where all slots are valid."""
+    if spans.dtype != torch.int32 or spans.shape[1:] != (1, 1, 3):
         raise UnsupportedError(
             f"attention_mask: expected None or 2 dimensions [B, positions], got {spans.dtype} of {list(spans.shape)}"
         )
-    return spans.view(-1, 2).expand(batch_size, 2)
+    begin, end, seen_from = spans.view(-1, 3).expand(batch_size, 3).unbind(1)
+    expected = (end - 1 - left).clamp(min=0) if left >= 0 else torch.zeros_like(end)
+    if not torch.equal(seen_from, expected):
+        raise UnsupportedError(
+            f"mask_function: expected a causal mask with the layer's own window (last queries see keys from slots "
+            f"{expected.tolist()} on), got one that shows them from {seen_from.tolist()} on"
+        )
+    if not bool(begin.any()) and bool((end == slots).all()):
+        return None
+    return torch.stack([begin, end], dim=1)
 
 
 @functools.lru_cache(maxsize=16)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 from vllm.v1.attention.backend import AttentionBackend, AttentionType, MultipleOf
+from vllm.v1.kv_cache_interface import KVCacheLayout
 
 import chunkattn
 from chunkattn.compat.vllm.cache_dtypes import QUANTISED
@@ -36,6 +37,11 @@ class ChunkAttentionBackend(AttentionBackend):  # type: ignore[misc]
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
         return [MultipleOf(1)]
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        """Every layout, since strides carry it; a head's tokens of a block side by side are read the fastest."""
+        return (KVCacheLayout.LBHNC, *(layout for layout in KVCacheLayout if layout is not KVCacheLayout.LBHNC))
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -57,6 +58,8 @@ class ChunkAttentionImpl(AttentionImpl[ChunkAttentionMetadata]):  # type: ignore
         self._softcap = float(logits_soft_cap or 0.0)
         self._sinks = sinks
         self._quantised = QUANTISED.get(kv_cache_dtype)
+        self._cache: Tensor | None = None
+        self._views: tuple[Tensor, Tensor] | None = None
         self._invariant = bool(envs.VLLM_BATCH_INVARIANT)
 
     def forward(
@@ -125,9 +128,7 @@ class ChunkAttentionImpl(AttentionImpl[ChunkAttentionMetadata]):  # type: ignore
         k_cache, v_cache = self._pool(kv_cache)
         k_scale, v_scale = self._scales(layer)
         tokens = key.shape[0]
-        # The slots say it all; a request of its own stands for the page table they came from.
-        ends = torch.tensor([0, tokens], dtype=torch.int32, device=key.device)
-        table = ends.new_zeros(1, -(-tokens // k_cache.shape[1]))
+        table, ends = _one_request(tokens, k_cache.shape[1], key.device)
         chunkattn.append_kv(
             key.view(tokens, self.num_kv_heads, self.head_size),
             value.view(tokens, self.num_kv_heads, self.head_size),
@@ -142,11 +143,15 @@ class ChunkAttentionImpl(AttentionImpl[ChunkAttentionMetadata]):  # type: ignore
         )
 
     def _pool(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """[N, P, Hkv, D] views of K and V."""
+        """[N, P, Hkv, D] views of K and V, made once for a cache."""
+        if self._cache is kv_cache and self._views is not None:
+            return self._views
+        self._cache = kv_cache
         if self._quantised is not None and kv_cache.dtype != self._quantised:
             kv_cache = kv_cache.view(self._quantised)
         k_cache, v_cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
-        return k_cache, v_cache
+        self._views = k_cache, v_cache
+        return self._views
 
     def _scales(self, layer: Any) -> tuple[Tensor | None, Tensor | None]:
         if self._quantised is None:
@@ -157,7 +162,8 @@ class ChunkAttentionImpl(AttentionImpl[ChunkAttentionMetadata]):  # type: ignore
         return None if values is None else values.to(q.device, torch.float32)
 
     def _plan(self, metadata: ChunkAttentionMetadata, q: Tensor, k_cache: Tensor) -> Plan:
-        facts = (self.num_heads, self.num_kv_heads, self.head_size, k_cache.shape[1], q.dtype, self._window)
+        layout = "HND" if k_cache.stride(2) > k_cache.stride(1) else "NHD"
+        facts = (self.num_heads, self.num_kv_heads, self.head_size, k_cache.shape[1], q.dtype, self._window, layout)
         if facts not in metadata.plans:
             metadata.plans[facts] = chunkattn.plan(
                 metadata.cu_seqlens_q,
@@ -170,6 +176,13 @@ class ChunkAttentionImpl(AttentionImpl[ChunkAttentionMetadata]):  # type: ignore
                 causal=metadata.causal,
                 window=self._window,
                 invariant=self._invariant,
-                layout="HND",
+                layout=layout,
             )
         return metadata.plans[facts]
+
+
+@functools.lru_cache(maxsize=64)
+def _one_request(tokens: int, page_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Page table and cu_seqlens_q of one request that stands for a step's: where slots are given they say it all."""
+    ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
+    return ends.new_zeros(1, -(-tokens // page_size)), ends
