@@ -12,7 +12,7 @@ from workshop import Workshop, kill_all
 from chunkattn.build import builder
 
 SCALE = "scale-sm80"
-SECONDS = 60  # more than enough for every wait here
+SECONDS = 300  # no wait here is long, unless the machine stands still
 
 
 def wait_for(condition, what: str) -> None:
@@ -92,10 +92,10 @@ def test_an_interrupted_build_ends_its_compilers(shop: Workshop, listed, monkeyp
             raise KeyboardInterrupt
 
     monkeypatch.setattr(builder, "REPORT_SECONDS", 0.3)
-    shop.tell(seconds=30)
+    shop.tell(seconds=600)
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         builder.build([listed[SCALE]], report=interrupt)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < SECONDS
     assert shop.published() == []
     assert shop.scratch() == []

@@ -139,9 +139,13 @@ class Workshop:
         return sorted(path.name for path in self.libraries.iterdir() if not path.name.startswith("."))
 
     def start(self, *names: str, **environment: str) -> subprocess.Popen[str]:
-        """Builds variants in a process (group) of its own."""
+        """Builds variants in a process (and session) of its own, which does without torch: it starts at once."""
+        package = Path(chunkattn.__file__).parent
         code = f"""
+            import sys, types
             from pathlib import Path
+            sys.modules["chunkattn"] = types.ModuleType("chunkattn")
+            sys.modules["chunkattn"].__path__ = [{str(package)!r}]
             from chunkattn.build import builder, sources, variants
             sources.source_root = lambda: Path({str(self.csrc)!r})
             listed = {{v.name: v for v in variants.read(Path({str(self.csrc / "variants.toml")!r}))}}
@@ -160,7 +164,6 @@ class Workshop:
                 **os.environ,
                 "CHUNKATTN_CACHE": str(self.cache),
                 "CUDA_HOME": str(self.home),
-                "PYTHONPATH": str(Path(chunkattn.__file__).parents[1]),
                 **environment,
             },
         )
