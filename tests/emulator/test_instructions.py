@@ -12,9 +12,7 @@ import torch
 
 from . import native, snippet
 
-pytestmark = pytest.mark.skipif(
-    native.unavailable_reason() is not None, reason=str(native.unavailable_reason())
-)
+pytestmark = pytest.mark.skipif(native.unavailable_reason() is not None, reason=str(native.unavailable_reason()))
 
 EDGES = [
     0,
@@ -78,9 +76,7 @@ def run_pairs(statement: str, values: list[tuple[int, int]]) -> list[int]:
       add.s64 %rd2, %my_out, %rd2;
       st.global.u32 [%rd2], %r3;
     """
-    out, result = snippet.run(
-        body, data, torch.zeros(count, dtype=torch.int32), threads=32, grid=count // 32
-    )
+    out, result = snippet.run(body, data, torch.zeros(count, dtype=torch.int32), threads=32, grid=count // 32)
     result.require_clean()
     return [value & 0xFFFFFFFF for value in out.tolist()]
 
@@ -182,9 +178,7 @@ def test_integer(case: IntegerCase) -> None:
 @pytest.mark.parametrize("op", ["div", "rem"])
 @pytest.mark.parametrize("is_signed", [True, False])
 def test_division(op: str, is_signed: bool) -> None:
-    values = [
-        (a, b) for a, b in pairs() if b and not (a == 1 << 31 and b == 0xFFFFFFFF)
-    ]
+    values = [(a, b) for a, b in pairs() if b and not (a == 1 << 31 and b == 0xFFFFFFFF)]
     actual = run_pairs(f"{op}.{'s' if is_signed else 'u'}32 %r3, %r1, %r2;", values)
     for (a, b), result in zip(values, actual):
         x, y = (signed(a), signed(b)) if is_signed else (a, b)
@@ -214,18 +208,14 @@ def float_pairs() -> list[tuple[int, int]]:
     generator = torch.Generator().manual_seed(3)
     random = (torch.randn(64, generator=generator) * 4).tolist()
     values = [from_float(v) for v in FLOATS + random]
-    return [(a, b) for a in values[:20] for b in values[:20]] + list(
-        zip(values, reversed(values))
-    )
+    return [(a, b) for a in values[:20] for b in values[:20]] + list(zip(values, reversed(values)))
 
 
 def float32(
     function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> Callable[[int, int], int]:
     def reference(a: int, b: int) -> int:
-        return from_float(
-            float(function(torch.tensor(to_float(a)), torch.tensor(to_float(b))))
-        )
+        return from_float(float(function(torch.tensor(to_float(a)), torch.tensor(to_float(b)))))
 
     return reference
 
@@ -259,44 +249,24 @@ def test_float(case: IntegerCase) -> None:
         if case.statement.startswith("cvt.rzi"):
             assert actual == case.reference(a, b) & 0xFFFFFFFF
         else:
-            assert got == expected or (math.isnan(got) and math.isnan(expected)), (
-                f"{to_float(a)} {to_float(b)}"
-            )
+            assert got == expected or (math.isnan(got) and math.isnan(expected)), f"{to_float(a)} {to_float(b)}"
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("e4m3x2", torch.float8_e4m3fn), ("e5m2x2", torch.float8_e5m2)]
-)
+@pytest.mark.parametrize(("name", "dtype"), [("e4m3x2", torch.float8_e4m3fn), ("e5m2x2", torch.float8_e5m2)])
 def test_float8_conversion(name: str, dtype: torch.dtype) -> None:
-    values = [
-        v
-        for v in float_pairs()
-        if not math.isinf(to_float(v[0])) and not math.isinf(to_float(v[1]))
-    ]
+    values = [v for v in float_pairs() if not math.isinf(to_float(v[0])) and not math.isinf(to_float(v[1]))]
     statement = f"{{ .reg .b16 t; cvt.rn.satfinite.{name}.f32 t, %f1, %f2; cvt.u32.u16 %r3, t; }}"
     limit = torch.finfo(dtype).max
     for (a, b), actual in zip(values, run_pairs(statement, values)):
         for value, byte in ((b, actual & 0xFF), (a, actual >> 8)):
-            expected = (
-                torch.tensor(to_float(value))
-                .clamp(-limit, limit)
-                .to(dtype)
-                .float()
-                .item()
-            )
+            expected = torch.tensor(to_float(value)).clamp(-limit, limit).to(dtype).float().item()
             got = torch.tensor(byte, dtype=torch.uint8).view(dtype).float().item()
-            assert got == expected or (math.isnan(got) and math.isnan(expected)), (
-                to_float(value)
-            )
+            assert got == expected or (math.isnan(got) and math.isnan(expected)), to_float(value)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("e4m3x2", torch.float8_e4m3fn), ("e5m2x2", torch.float8_e5m2)]
-)
+@pytest.mark.parametrize(("name", "dtype"), [("e4m3x2", torch.float8_e4m3fn), ("e5m2x2", torch.float8_e5m2)])
 def test_float8_to_half(name: str, dtype: torch.dtype) -> None:
-    codes = [(a, 0) for a in range(0, 65536, 257)] + [
-        (a << 8 | (255 - a), 0) for a in range(256)
-    ]
+    codes = [(a, 0) for a in range(0, 65536, 257)] + [(a << 8 | (255 - a), 0) for a in range(256)]
     statement = f"{{ .reg .b16 t; cvt.u16.u32 t, %r1; cvt.rn.f16x2.{name} %r3, t; }}"
     for (code, _), actual in zip(codes, run_pairs(statement, codes)):
         for byte, half in ((code & 0xFF, actual & 0xFFFF), (code >> 8, actual >> 16)):
@@ -305,9 +275,7 @@ def test_float8_to_half(name: str, dtype: torch.dtype) -> None:
             assert torch.equal(got, expected) or (got.isnan() and expected.isnan())
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("f16x2", torch.half), ("bf16x2", torch.bfloat16)]
-)
+@pytest.mark.parametrize(("name", "dtype"), [("f16x2", torch.half), ("bf16x2", torch.bfloat16)])
 @pytest.mark.parametrize("op", ["add", "mul", "max", "fma"])
 def test_packed_half(name: str, dtype: torch.dtype, op: str) -> None:
     generator = torch.Generator().manual_seed(11)
@@ -315,9 +283,7 @@ def test_packed_half(name: str, dtype: torch.dtype, op: str) -> None:
     words = [[w & 0xFFFFFFFF for w in x.view(torch.int32).tolist()] for x in (a, b)]
     operands = "%r1, %r2, %r1" if op == "fma" else "%r1, %r2"
     statement = f"{op}{'' if op == 'max' else '.rn'}.{name} %r3, {operands};"
-    actual = torch.tensor(
-        [signed(w) for w in run_pairs(statement, list(zip(*words)))], dtype=torch.int32
-    )
+    actual = torch.tensor([signed(w) for w in run_pairs(statement, list(zip(*words)))], dtype=torch.int32)
     x, y = a.float(), b.float()
     expected = {
         "add": x + y,
