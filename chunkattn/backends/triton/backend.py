@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.metadata
+import importlib.util
 from contextlib import AbstractContextManager
 
 import torch
@@ -34,10 +36,12 @@ _PARTIAL_ROWS_WORD = 5
 @functools.cache
 def _triton_missing() -> str | None:
     """Why Triton cannot be used, None if it can."""
-    try:
-        version = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
+    if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
+    try:
+        version = importlib.metadata.version("triton")  # without importing it, which takes a while
+    except importlib.metadata.PackageNotFoundError:  # nightly builds go by another name
+        version = str(importlib.import_module("triton").__version__)
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
         return f"triton >= {'.'.join(map(str, _OLDEST))} is needed, {version} is installed"
     return None

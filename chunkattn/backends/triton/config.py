@@ -17,10 +17,12 @@ from chunkattn.plan.work import WorkSpec
 
 DECODE_ROWS = 16  # rows of an mma tile: fewer cost the same
 INVARIANT_SPLIT = 2048
-ITEMS_PER_WORKER = 2
+ITEMS_PER_WORKER = 8  # a wait for the last one costs a sixteenth on the average
 MIN_SPLIT = 256
 BALANCE = 100  # of what Triton reaches: an H200's 790 TFLOP/s x 0.45 to 4.3 TB/s x 0.8 (an estimate, not measured)
-SPLIT_COST = 64  # keys' worth of starting an item and joining its state (an estimate, not measured)
+SPLIT_COST = 128  # keys' worth of starting an item and joining its state (an estimate, not measured)
+# (keys of a tile, tiles in flight); anything in flight goes before larger tiles.
+_SHAPES = [(block_n, num_stages) for block_n in (64, 32, 16) for num_stages in (3, 2, 1)]
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,12 @@ def configs(head_dim: int, head_dim_v: int, element_bytes: int, device: Gpu) -> 
         num_warps = 8 if block_m * widest > 64 * 128 else 4
         if block_m * widest > 128 * 128 or (element_bytes == 4 and block_m * widest > 64 * 64):
             continue
-        for block_n in (64, 32, 16):
-            for num_stages in (3, 2, 1):
-                config = KernelConfig(block_m, DECODE_ROWS, block_n, num_warps, num_stages, 1)
-                needed = shared_bytes(config, head_dim, head_dim_v, element_bytes)
-                if needed > device.shared_bytes:
-                    continue
+        # More stages than two cost registers that the widest tiles do not have.
+        most_stages = 3 if widest <= 128 else 2
+        for block_n, num_stages in sorted(_SHAPES, key=lambda shape: shape[1] == 1):
+            config = KernelConfig(block_m, DECODE_ROWS, block_n, num_warps, num_stages, 1)
+            needed = shared_bytes(config, head_dim, head_dim_v, element_bytes)
+            if num_stages <= most_stages and needed <= device.shared_bytes:
                 fits = max(1, min(2, device.shared_bytes // needed, 16 // num_warps))
                 yield KernelConfig(block_m, DECODE_ROWS, block_n, num_warps, num_stages, fits)
 
