@@ -68,6 +68,11 @@ class ChunkAttentionBackend(AttentionBackend):  # type: ignore[misc]
         return True
 
     @classmethod
+    def supports_kv_connector(cls) -> bool:
+        # On the CPU vLLM rewrites transferred blocks into the layout of its own CPU kernels.
+        return _device_type() != "cpu"
+
+    @classmethod
     def supports_batch_invariance(cls) -> bool:
         return True
 

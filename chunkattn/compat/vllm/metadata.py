@@ -53,12 +53,13 @@ class ChunkAttentionMetadataBuilder(AttentionMetadataBuilder[ChunkAttentionMetad
             device.type, config.dtype, kv_dtype, heads, kv_cache_spec.num_kv_heads, kv_cache_spec.head_size,
             kv_cache_spec.head_size, kv_cache_spec.block_size,
         )  # fmt: skip
-        taken = next(line for line in chunkattn.explain(spec).splitlines() if " taken " in line)
-        logger.info(
-            "chunkattn %s serves the attention of %d layers: %s",
+        taken = next(line.split(None, 2) for line in chunkattn.explain(spec).splitlines() if " taken " in line)
+        logger.info_once(
+            "chunkattn %s serves the attention of %d layers: %s (%s)",
             chunkattn.__version__,
             len(layer_names),
-            " ".join(taken.split()),
+            taken[0],
+            taken[2],
         )
 
     def build(
