@@ -9,9 +9,12 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 from plan_batches import Lengths
 from plan_timeline import Gpu, Timeline, decode_cost, simulate
 
+from chunkattn.backends import device
+from chunkattn.backends.triton import config
 from chunkattn.plan.work import WorkSpec, takes_decode
 
 # (count, query tokens, history) of the requests; query heads, KV heads.
@@ -63,6 +66,17 @@ def test_small_tiles_and_two_blocks_on_a_multiprocessor(name):
     groups, num_q_heads, num_kv_heads = WORKLOADS[name]
     done = simulate(gpu_spec(num_q_heads, num_kv_heads, workers=264, tile_rows=64), batch(groups))
     assert done.bound <= done.seconds <= 1.12 * done.bound
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_what_the_triton_backend_plans_for_an_h200(name):
+    """Its own spec, at the rates it is expected to reach."""
+    groups, num_q_heads, num_kv_heads = WORKLOADS[name]
+    h200 = device.Gpu.of_arch(90, 132)
+    spec = config.work_spec_of(h200, num_q_heads, num_kv_heads, 128, 128, torch.bfloat16)
+    done = simulate(spec, batch(groups), Gpu(flops=0.45 * 790e12, bandwidth=0.8 * 4.3e12))
+    print(f"{name}: {1e6 * done.seconds:.0f} us, {done.excess:+.1%} over the bound")
+    assert done.bound <= done.seconds <= 1.1 * done.bound
 
 
 def test_mixed_work_overlaps():
