@@ -21,14 +21,23 @@ struct Config {
   // 8-bit caches are widened to fp16, which holds all their values exactly.
   static constexpr DType kCompute = kQuantised ? DType::kF16 : kType;
 
+  // Where V has a scale a token, weights carry it into the product, multiplied by about the largest value of the format
+  // so that fp16 holds them: a scale is a row's largest magnitude divided by that value.
+  static constexpr float kWeightUnit = kKvType == DType::kE5M2   ? 65536.0f
+                                       : kKvType == DType::kE4M3 ? 512.0f
+                                       : kKvType == DType::kI8   ? 128.0f
+                                                                 : 1.0f;
+
   static constexpr int kElementBytes = size_of(kKvType);
   static constexpr int kQueryBytes = kHeadDim * 2;  // a row in shared memory
   static constexpr int kKeyBytes = kHeadDim * kElementBytes, kValueBytes = kHeadDimV * kElementBytes;
   static constexpr int kSlotRowBytes = larger(kKeyBytes, kValueBytes);
 
   // Prefill: 32 rows a warp, so that every fragment of K and V read from shared memory serves two products, which
-  // halves the reads; the sums of a wider head dim leave registers for 16 rows only.
-  static constexpr int kPrefillRows = kWidest <= 128 ? 128 : 64, kPrefillBlock = kWidest <= 192 ? 64 : 32;
+  // halves the reads; the sums of a wider head dim leave registers for 16 rows only. Blocks of 64 keys, unless
+  // registers (widening 8-bit elements beside 128 columns of sums) or shared memory do not suffice.
+  static constexpr int kPrefillRows = kWidest <= 128 ? 128 : 64;
+  static constexpr int kPrefillBlock = kWidest > 192 || (kQuantised && kWidest == 128) ? 32 : 64;
   // Decode: 16 rows; each warp has its own quarter of every block of keys.
   static constexpr int kDecodeRows = 16, kDecodeBlock = 64;
 

@@ -33,14 +33,16 @@ template <class Visit>
 __device__ inline void for_each_part(const KernelParams& p, const Task& task, Visit visit) {
   const int parts = static_cast<int>(p.attention.head_dim_v) / 4, count = task.num_rows() * parts;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < count; i += kThreads) visit(i / parts, i % parts * 4);
+  for (int i = ptx::thread_index(); i < count; i += kThreads) visit(i / parts, i % parts * 4);
 }
 
 template <class Config>
 __device__ inline void store_result(const KernelParams& p, const Task& task, int row, int column, const RowPart& part) {
   const PackedRow packed(task, p.group, task.row_begin + row);
-  const RowResult result =
-      finish_row(p.attention, packed.q_head, constant_scale(p.attention.v.scale, task.kv_head), part.max, part.sum);
+  const KvScale& scale = p.attention.v.scale;
+  const float value_scale =
+      scale.mode == ScaleMode::kPerTokenHead ? 1.0f / Config::kWeightUnit : constant_scale(scale, task.kv_head);
+  const RowResult result = finish_row(p.attention, packed.q_head, value_scale, part.max, part.sum);
   const float4 v = part.values;
   store_four<Config::kType>(
       p.attention, packed.token(task), packed.q_head, column, p.out_aligned,
@@ -54,29 +56,38 @@ __device__ inline int64_t partial_row(const KernelParams& p, const Task& task, i
   return task.partial_base + (split * p.attention.num_kv_heads + task.kv_head) * rows + task.row_begin + row;
 }
 
-// Where the state of earlier segments of an item waits: two tiles a CTA, in turn.
-template <class Geometry>
-__device__ inline int64_t carry_row(const KernelParams& p, int turn, int row) {
-  return p.carry_rows + (blockIdx.x * 2 + turn % 2) * static_cast<int64_t>(Geometry::kRows) + row;
+// Where the task's current segment ends.
+__device__ inline int32_t segment_end(const KernelParams& p, const Task& task) {
+  if (!p.attention.invariant) return task.kv_end;
+  const int32_t unit = static_cast<int32_t>(p.spec.invariant_split);
+  return min((task.segment_begin / unit + 1) * unit, task.kv_end);
 }
 
-// Takes the staged state of segment `segment` of `num_segments` of a task further: joined with what earlier segments
-// left, it becomes the carry, or, after the last segment, the task's partial state or result.
+// Where the state of all segments up to the one that holds `key` waits: two tiles a CTA, in turn.
+template <class Geometry>
+__device__ inline int64_t carry_row(const KernelParams& p, int32_t key, int row) {
+  const int32_t turn = key / static_cast<int32_t>(p.spec.invariant_split) % 2;
+  return p.carry_rows + (blockIdx.x * 2 + turn) * static_cast<int64_t>(Geometry::kRows) + row;
+}
+
+// Takes the staged state of the current segment further: joined with what earlier segments left, it becomes the carry,
+// or, after the last segment, the task's partial state or result.
 template <class Config, class Geometry>
-__device__ void finish(const KernelParams& p, const Task& task, const char* shared, int segment, int num_segments) {
+__device__ void finish(const KernelParams& p, const Task& task, const char* shared) {
   const float* staged = reinterpret_cast<const float*>(shared);
   const float* max = staged + Geometry::kStageRows * Config::kStagePitch;
   const float* sum = max + Geometry::kStageRows;
   for_each_part(p, task, [&](int row, int column) {
     RowPart part;
-    if (segment > 0) part.join(p.partials, carry_row<Geometry>(p, segment - 1, row), column);
+    if (task.segment_begin > task.kv_begin)
+      part.join(p.partials, carry_row<Geometry>(p, task.segment_begin - 1, row), column);
 #pragma unroll
     for (int slice = 0; slice < Geometry::kSlices; ++slice) {
       const int at = slice * Geometry::kRows + row;
       part.join(max[at], sum[at], *reinterpret_cast<const float4*>(staged + at * Config::kStagePitch + column));
     }
-    if (segment + 1 < num_segments) {
-      p.partials.store(carry_row<Geometry>(p, segment, row), column, part.max, part.sum, part.values);
+    if (segment_end(p, task) < task.kv_end) {
+      p.partials.store(carry_row<Geometry>(p, task.segment_begin, row), column, part.max, part.sum, part.values);
     } else if (task.num_splits > 1) {
       p.partials.store(partial_row(p, task, task.split, row), column, part.max, part.sum, part.values);
     } else {

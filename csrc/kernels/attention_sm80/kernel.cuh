@@ -5,15 +5,17 @@
 
 namespace chunkattn::sm80 {
 
-// Shared by all threads between items.
+// Shared by all threads; written by the first one. In shared memory and not in registers, all of which the main loop
+// needs.
 struct Control {
   Task task;
   int32_t arrivals;
-  bool done;
+  bool done, decode, other_is_empty;
 };
 
 // Next item of a queue; false if it is empty. One thread.
-__device__ inline bool take(const KernelParams& p, const Plan& plan, bool decode, Task* task) {
+__device__ inline bool take(const KernelParams& p, bool decode, Task* task) {
+  const Plan plan(p.plan);
   const BatchView& batch = p.attention.batch;
   const int64_t total = decode ? plan.header().decode_total : plan.header().prefill_total;
   const int32_t number = ptx::add_relaxed(p.queue_heads + (decode ? 0 : 1), 1);
@@ -22,6 +24,15 @@ __device__ inline bool take(const KernelParams& p, const Plan& plan, bool decode
                       : plan.prefill_item(number, batch.cu_seqlens_q, batch.seq_lens),
                batch);
   return true;
+}
+
+// Next item of the CTA's own queue or, once that is empty, of the other one.
+__device__ inline void take_next(const KernelParams& p, Control* control) {
+  control->done = false;
+  if (take(p, control->decode, &control->task)) return;
+  control->decode = !control->decode;
+  control->done = control->other_is_empty || !take(p, control->decode, &control->task);
+  control->other_is_empty = true;
 }
 
 // A plan for other facts than this call's would send rows astray: stop instead.
@@ -51,17 +62,15 @@ __device__ inline void fill_padding(const KernelParams& p) {
 // One item. In invariant mode states are joined at absolute multiples of invariant_split keys, whether the item is one
 // such segment or walks many, and decodes run in the prefill tile: one order of accumulation for everybody.
 template <class Config, class Geometry>
-__device__ void run(const KernelParams& p, const Task& task, char* shared) {
-  const int32_t unit = p.attention.invariant ? static_cast<int32_t>(p.spec.invariant_split) : INT32_MAX;
-  const int32_t first = task.kv_begin / unit;
-  const int32_t count = max(1, task.kv_end / unit + (task.kv_end % unit != 0) - first);
+__device__ void run(const KernelParams& p, Task& task, char* shared) {
 #pragma unroll 1
-  for (int32_t segment = 0; segment < count; ++segment) {
-    const int32_t begin = segment == 0 ? task.kv_begin : (first + segment) * unit;
-    const int32_t end = segment + 1 == count ? task.kv_end : (first + segment + 1) * unit;
-    attend<Config, Geometry>(p, task, begin, end, shared);
-    finish<Config, Geometry>(p, task, shared, segment, count);
-    if (segment + 1 < count) __syncthreads();  // the next segment overwrites the staged state and reads the carry
+  while (true) {
+    attend<Config, Geometry>(p, task, segment_end(p, task), shared);
+    finish<Config, Geometry>(p, task, shared);
+    if (segment_end(p, task) >= task.kv_end) break;
+    __syncthreads();  // all have read the staged state and where the segment was
+    if (threadIdx.x == 0) task.segment_begin = segment_end(p, task);
+    __syncthreads();
   }
 }
 
@@ -69,27 +78,21 @@ template <class Config>
 __global__ void __launch_bounds__(kThreads, kCtasPerSm) attention_kernel(const __grid_constant__ KernelParams p) {
   extern __shared__ __align__(128) char shared[];
   __shared__ Control control;
-  const Plan plan(p.plan);
-  if (!plan_fits(p, plan.header())) __trap();
+  if (threadIdx.x == 0 && !plan_fits(p, Plan(p.plan).header())) __trap();
   fill_padding<Config>(p);
 
   // Decodes wait for memory, prefills for tensor cores: some CTAs begin with the one, some with the other, so that both
   // go on beside each other; whoever runs out helps the others.
-  bool decode = static_cast<int32_t>(blockIdx.x) < p.decode_first;
-  bool other_is_empty = false;
+  if (threadIdx.x == 0) {
+    control.decode = static_cast<int32_t>(blockIdx.x) < p.decode_first;
+    control.other_is_empty = false;
+  }
   while (true) {
     __syncthreads();  // all have read the last task, and shared memory is free
-    if (threadIdx.x == 0) {
-      control.done = false;
-      if (!take(p, plan, decode, &control.task)) {
-        decode = !decode;
-        control.done = other_is_empty || !take(p, plan, decode, &control.task);
-        other_is_empty = true;
-      }
-    }
+    if (threadIdx.x == 0) take_next(p, &control);
     __syncthreads();
     if (control.done) return;
-    const Task& task = control.task;
+    Task& task = control.task;
     if (task.is_decode && !p.attention.invariant) {
       run<Config, Geometry<Config, true>>(p, task, shared);
     } else {

@@ -60,19 +60,22 @@ class Ring {
   int tiles_left_, writing_ = 0, reading_ = Geometry::kStages - 1;
 };
 
-// Attention of a task's rows over keys [kv_begin, kv_end); leaves the state staged at the start of shared memory, after
-// a barrier. Ends with nothing under way.
+__device__ inline VisibleKeys visible_keys(const KernelParams& p, const Task& task) {
+  return VisibleKeys(p.attention, task.kv_len, task.first_new_key(), task.first_token);
+}
+
+// Attention of a task's rows over the keys of its current segment, which ends at kv_end; leaves the state staged at the
+// start of shared memory, after a barrier. Ends with nothing under way.
 template <class Config, class Geometry>
-__device__ void attend(const KernelParams& p, const Task& task, int32_t kv_begin, int32_t kv_end, char* shared) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const VisibleKeys visible(p.attention, task.kv_len, task.first_new_key(), task.first_token);
-  const ScoreMod mod(p.attention, task.kv_head);
+__device__ void attend(const KernelParams& p, const Task& task, int32_t kv_end, char* shared) {
+  const int thread = ptx::thread_index(), lane = thread % 32, warp = thread / 32;
+  const VisibleKeys visible = visible_keys(p, task);
 
   // Keys that some row sees, and keys that every row sees.
   const int32_t first_position = PackedRow(task, p.group, task.row_begin).position(task);
   const int32_t last_position = PackedRow(task, p.group, task.row_end - 1).position(task);
   KeyRange some = visible.of_rows(first_position, last_position);
-  some = {max(some.begin, kv_begin), min(some.end, kv_end)};
+  some = {max(some.begin, task.segment_begin), min(some.end, kv_end)};
   const KeyRange every = visible.by_all_rows(first_position, last_position);
   const int32_t first_block = some.begin / Geometry::kBlock;
   const int32_t end_block = some.end > some.begin ? (some.end + Geometry::kBlock - 1) / Geometry::kBlock : first_block;
@@ -83,7 +86,7 @@ __device__ void attend(const KernelParams& p, const Task& task, int32_t kv_begin
   const uint32_t queries_at = ptx::shared_address(shared), ring_at = queries_at + Geometry::kRing;
   const auto queries =
       FragmentReader<Config::kQueryBytes>::rows_then_chunks(queries_at + warp_row * Config::kQueryBytes, lane);
-  const auto keys = FragmentReader<Config::kKeyBytes>::chunks_then_rows(ring_at + warp_key * Config::kKeyBytes, lane);
+  const auto keys = WarpTile<Config, Geometry>::key_reader(ring_at + warp_key * Config::kKeyBytes, lane);
   const auto values =
       FragmentReader<Config::kValueBytes>::rows_then_chunks(ring_at + warp_key * Config::kValueBytes, lane);
   const float* token_scales = reinterpret_cast<const float*>(shared + Geometry::kKeyScales) + warp_key;
@@ -97,6 +100,9 @@ __device__ void attend(const KernelParams& p, const Task& task, int32_t kv_begin
                  typename BlockRing::Loader(p.attention, p.page_size, p.key_access, p.value_access, task.request,
                                             task.kv_head, some.begin, some.end, first_block, warp, lane),
                  end_block - first_block);
+  const ScoreMod mod(p.attention, task.kv_head);
+  const float factor = mod.softmax_factor();
+  const bool transforms = mod.transforms;
   if constexpr (Geometry::kDecode) {  // every warp reads all queries; they came with an older group than the ring's
     ptx::cp_async_wait<BlockRing::kAhead>();
     __syncthreads();
@@ -107,19 +113,20 @@ __device__ void attend(const KernelParams& p, const Task& task, int32_t kv_begin
   for (int32_t block = first_block; block < end_block; ++block) {
     const int32_t first_key = block * Geometry::kBlock + warp_key;
     ring.advance(true);
-    tile.multiply_keys(queries, keys, ring.slot());
-    if (mod.transforms)
-      tile.transform(mod, p, task, task.row_begin + warp_row, first_key, token_scales + ring.first_scale(),
-                     query_scales);
+    tile.multiply_keys(queries.moved(0), keys.moved(ring.slot()));
+    if (transforms)
+      tile.transform(ScoreMod(p.attention, task.kv_head), p, task, task.row_begin + warp_row, first_key,
+                     token_scales + ring.first_scale(), query_scales);
     if (!every.holds_all(first_key, Geometry::kWarpKeys))
-      tile.hide(visible, p, task, task.row_begin + warp_row, first_key);
+      tile.hide(visible_keys(p, task), p, task, task.row_begin + warp_row, first_key);
     ring.advance(false);
-    tile.softmax_step(mod.softmax_factor(), mod.transforms ? nullptr : query_scales,
+    tile.softmax_step(factor, transforms ? nullptr : query_scales,
                       has_value_scales ? token_scales + ring.first_scale() : nullptr);
-    tile.multiply_values(values, ring.slot());
+    tile.multiply_values(values.moved(ring.slot()));
   }
 
-  ptx::cp_async_wait<0>();
+  // The last block has waited for all before it; without a block the queries are still under way.
+  if constexpr (!Geometry::kDecode) ptx::cp_async_wait<0>();
   __syncthreads();  // the staged state takes the place of queries and ring
   float* staged = reinterpret_cast<float*>(shared);
   float* max = staged + Geometry::kStageRows * Config::kStagePitch;

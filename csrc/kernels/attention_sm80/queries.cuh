@@ -79,7 +79,7 @@ __device__ inline void load_queries_for_bytes(const KernelParams& p, const Task&
 template <class Config, class Geometry>
 __device__ inline void load_queries(const KernelParams& p, const Task& task, char* shared) {
   constexpr int kRows = Geometry::kRows / kWarps;
-  const int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 * kRows;
+  const int thread = ptx::thread_index(), lane = thread % 32, first_row = thread / 32 * kRows;
   if constexpr (Config::kQuantised) {
     load_queries_for_bytes<Config, Geometry>(p, task, shared, first_row, first_row + kRows);
   } else {

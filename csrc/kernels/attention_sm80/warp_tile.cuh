@@ -43,34 +43,34 @@ struct WarpTile {
 
   // scores = Q K^T.
   __device__ void multiply_keys(const FragmentReader<Config::kQueryBytes>& queries,
-                                const FragmentReader<Config::kKeyBytes>& keys, uint32_t slot) {
+                                const FragmentReader<Config::kKeyBytes>& keys) {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int n = 0; n < kN; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) scores[m][n][i] = 0.0f;
-    constexpr int kSteps = Config::kQuantised ? 2 : 1;  // of 16 elements that one read of K brings
 #pragma unroll
-    for (int d = 0; d < Config::kHeadDim / 16; d += kSteps) {
-      uint32_t q[kSteps][kM][4];
+    for (int d = 0; d < Config::kHeadDim / 16; d += kKeySteps) {
+      uint32_t q[kKeySteps][kM][4];
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step)
+      for (int step = 0; step < kKeySteps; ++step)
 #pragma unroll
         for (int m = 0; m < kM; ++m) queries.load(q[step][m], m * 16, 2 * (d + step));
 #pragma unroll
-      for (int n = 0; n < kN; n += 2) {
+      for (int n = 0; n < kN; n += kKeyTiles) {
         uint32_t k[4];
         if constexpr (Config::kQuantised) {
-          keys.load(k, n * 8, d, slot);
+          keys.load(k, n * 8, d);
 #pragma unroll
-          for (int j = 0; j < 4; ++j) {  // matrices: two steps of the upper eight keys, then of the lower ones
+          for (int j = 0; j < 4; ++j) {
             const WidePairs wide = widen<Config::kKvType>(k[j]);
 #pragma unroll
-            for (int m = 0; m < kM; ++m) multiply_add<kCompute>(scores[m][n + j / 2], q[j % 2][m], wide.even, wide.odd);
+            for (int m = 0; m < kM; ++m)
+              multiply_add<kCompute>(scores[m][n + j / kKeySteps], q[j % kKeySteps][m], wide.even, wide.odd);
           }
         } else {
-          keys.load(k, n * 8, 2 * d, slot);
+          keys.load(k, n * 8, 2 * d);
 #pragma unroll
           for (int m = 0; m < kM; ++m) {
             multiply_add<kCompute>(scores[m][n], q[0][m], k[0], k[1]);
@@ -79,6 +79,15 @@ struct WarpTile {
         }
       }
     }
+  }
+
+  // Where this lane reads K. One read brings four matrices: of 16-bit elements two tiles of 8 keys, 16 elements deep;
+  // of 8-bit elements four tiles of as many elements, or, where a warp has 16 keys only, two tiles twice as deep.
+  static constexpr int kKeySteps = Config::kQuantised && kN < 4 ? 2 : 1;
+  static constexpr int kKeyTiles = Config::kQuantised && kN >= 4 ? 4 : 2;
+  __device__ static FragmentReader<Config::kKeyBytes> key_reader(uint32_t keys, int lane) {
+    using Reader = FragmentReader<Config::kKeyBytes>;
+    return kKeyTiles == 4 ? Reader::rows_of_chunk(keys, lane) : Reader::chunks_then_rows(keys, lane);
   }
 
   // Soft-cap, ALiBi, scales of tokens. `first_row`: packed row of the warp's first one; `key_scales` in shared memory.
@@ -144,7 +153,7 @@ struct WarpTile {
         for (int i = 0; i < 2; ++i) {
           pair[i] = ptx::exp2_approximate(fmaf(scores[row / 2][n][row % 2 * 2 + i], row_factor, -shift));
           sum += pair[i];
-          if (value_scales) pair[i] *= value_scales[key_of(n, i)];
+          if (value_scales) pair[i] *= value_scales[key_of(n, i)] * Config::kWeightUnit;
         }
         weights[row / 2][n][row % 2] = Multiply<kCompute>::pack(pair[0], pair[1]);
       }
@@ -161,7 +170,7 @@ struct WarpTile {
   }
 
   // out += weights V.
-  __device__ void multiply_values(const FragmentReader<Config::kValueBytes>& values, uint32_t slot) {
+  __device__ void multiply_values(const FragmentReader<Config::kValueBytes>& values) {
 #pragma unroll
     for (int k = 0; k < kN / 2; ++k) {
       uint32_t p[kM][4];
@@ -174,7 +183,7 @@ struct WarpTile {
       for (int v = 0; v < kV; v += kColumns) {
         uint32_t x[4];
         if constexpr (Config::kQuantised) {
-          values.load_transposed(x, k * 16, v / 2, slot);
+          values.load_transposed(x, k * 16, v / 2);
 #pragma unroll
           for (int j = 0; j < 2; ++j) {  // matrices: upper and lower eight keys of 16 columns, then of the next 16
             const WidePairs upper = widen<Config::kKvType>(x[2 * j]), lower = widen<Config::kKvType>(x[2 * j + 1]);
@@ -185,7 +194,7 @@ struct WarpTile {
             }
           }
         } else {
-          values.load_transposed(x, k * 16, v, slot);
+          values.load_transposed(x, k * 16, v);
 #pragma unroll
           for (int m = 0; m < kM; ++m) {
             multiply_add<kCompute>(out[m][v], p[m], x[0], x[1]);

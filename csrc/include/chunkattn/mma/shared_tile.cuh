@@ -18,10 +18,17 @@ struct SharedTile {
   __device__ static uint32_t offset(int row, int chunk) {
     return static_cast<uint32_t>(row * kRowBytes + ((chunk ^ permutation(row)) << 4));
   }
+
+  // An address `rows` and `chunks` further on; neither may carry into the bits that the place it starts from has.
+  __device__ static uint32_t moved(uint32_t address, int rows, int chunks) {
+    constexpr int kSpan = (1 << kBits) - 1;
+    static_assert(kRowBytes % (16 << kBits) == 0, "the permuted bits of an address come from the chunk alone");
+    return (address ^ (((chunks & kSpan) ^ permutation(rows)) << 4)) + ((chunks & ~kSpan) << 4) + rows * kRowBytes;
+  }
 };
 
-// Where one lane reads the fragments of a tile. Moving by a multiple of 8 rows or to another chunk is then a constant
-// or one exclusive-or.
+// Where one lane reads the fragments of a tile. Moving by a multiple of 8 rows is then a constant, another chunk one
+// exclusive-or.
 template <int kRowBytes>
 class FragmentReader {
  public:
@@ -29,31 +36,38 @@ class FragmentReader {
 
   // Lanes 16…31 begin one chunk to the right, lanes 8…15 eight rows further down: operand A, and transposed B.
   __device__ static FragmentReader rows_then_chunks(uint32_t tile, int lane) {
-    return FragmentReader(tile, lane % 16, lane / 16);
+    return FragmentReader(tile + Tile::offset(lane % 16, lane / 16));
   }
   // The other way round: operand B.
   __device__ static FragmentReader chunks_then_rows(uint32_t tile, int lane) {
-    return FragmentReader(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    return FragmentReader(tile + Tile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2));
   }
 
-  // `row` a multiple of 8, `chunk` even; `tile` moves the reader to another tile of the same shape, in bytes.
-  __device__ void load(uint32_t (&to)[4], int row, int chunk, uint32_t tile = 0) const {
-    ptx::ldmatrix(to, address(row, chunk) + tile);
+  // 32 rows of one chunk: operand B of 8-bit elements, of which a chunk is 16 deep.
+  __device__ static FragmentReader rows_of_chunk(uint32_t tile, int lane) {
+    return FragmentReader(tile + Tile::offset(lane, 0));
   }
-  __device__ void load_transposed(uint32_t (&to)[4], int row, int chunk, uint32_t tile = 0) const {
-    ptx::ldmatrix_transposed(to, address(row, chunk) + tile);
+
+  // The same place of a tile `bytes` further on. What is derived from it is computed where it is used: hoisted out of
+  // the main loop, the addresses of all chunks would cost a dozen registers.
+  __device__ FragmentReader moved(uint32_t bytes) const {
+    uint32_t address = address_ + bytes;
+    asm volatile("" : "+r"(address));
+    return FragmentReader(address);
+  }
+
+  // `row` a multiple of 8; `chunk` even, except for rows_of_chunk().
+  __device__ void load(uint32_t (&to)[4], int row, int chunk) const {
+    ptx::ldmatrix(to, Tile::moved(address_, row, chunk));
+  }
+  __device__ void load_transposed(uint32_t (&to)[4], int row, int chunk) const {
+    ptx::ldmatrix_transposed(to, Tile::moved(address_, row, chunk));
   }
 
  private:
-  __device__ FragmentReader(uint32_t tile, int row, int chunk)
-      : row_(tile + row * kRowBytes), chunk_((chunk ^ Tile::permutation(row)) << 4) {}
+  __device__ explicit FragmentReader(uint32_t address) : address_(address) {}
 
-  __device__ uint32_t address(int row, int chunk) const {
-    constexpr int kSpan = (1 << Tile::kBits) - 1;
-    return row_ + (chunk_ ^ ((chunk & kSpan) << 4)) + ((chunk & ~kSpan) << 4) + row * kRowBytes;
-  }
-
-  uint32_t row_, chunk_;
+  uint32_t address_;
 };
 
 }  // namespace chunkattn

@@ -20,6 +20,10 @@ __device__ inline void cp_async(uint32_t target, const void* source, int valid) 
                  : "memory");
 }
 
+__device__ inline void store_shared(uint32_t target, uint32_t word) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(target), "r"(word) : "memory");
+}
+
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most kPending of this thread's groups are under way.

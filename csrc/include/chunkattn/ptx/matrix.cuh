@@ -18,6 +18,14 @@ __device__ inline void ldmatrix_transposed(uint32_t (&to)[4], uint32_t address) 
                : "memory");
 }
 
+// threadIdx.x, read anew: what is computed from it stays inside the loop where it is used, instead of holding registers
+// through all of the kernel.
+__device__ inline int thread_index() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
+
 // 2^x to within 2 units in the last place; 2^-inf = 0.
 __device__ inline float exp2_approximate(float x) {
   float y;

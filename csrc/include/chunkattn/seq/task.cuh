@@ -14,6 +14,7 @@ struct Task {
   int32_t first_token = 0, q_len = 0, kv_len = 0;
   int32_t row_begin = 0, row_end = 0;  // packed rows: token_in_request * group + head_in_group
   int32_t kv_begin = 0, kv_end = 0;    // key positions
+  int32_t segment_begin = 0;           // where the part of the keys begins that is being walked
   int32_t split = 0, num_splits = 1;
   bool is_decode = false;
 
@@ -30,6 +31,7 @@ struct Task {
         row_end(static_cast<int32_t>(item.row_end)),
         kv_begin(static_cast<int32_t>(item.kv_begin)),
         kv_end(static_cast<int32_t>(item.kv_end)),
+        segment_begin(kv_begin),
         split(static_cast<int32_t>(item.split)),
         num_splits(static_cast<int32_t>(item.num_splits)),
         is_decode(item.is_decode) {}
