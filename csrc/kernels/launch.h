@@ -62,15 +62,6 @@ using AppendLauncher = int32_t (*)(const AppendParams*, const LaunchContext*);
 using MergeLauncher = int32_t (*)(const MergeParams*, const LaunchContext*);
 using PageLauncher = int32_t (*)(const PageParams*, const LaunchContext*);
 
-// What chunkattn_abi() of a library must return to be called by this build of the host side.
-constexpr int64_t launch_abi() {
-  uint64_t sum = kLaunchVersion;
-  const uint64_t sizes[] = {sizeof(AttentionParams), sizeof(PlannedStep), sizeof(PlanParams),   sizeof(AppendParams),
-                            sizeof(MergeParams),     sizeof(PageParams),  sizeof(LaunchContext)};
-  for (const uint64_t size : sizes) sum = sum * 1021 + size;
-  return static_cast<int64_t>(sum >> 1);
-}
-
 // The workspace of an attention call, in order: int32 counters [counters] (queue heads, then one arrival counter an
 // item; the launcher zeroes them on the stream before its kernel), fp32 out [rows, Dv], max [rows] and sum [rows] of
 // partial states. Each part is aligned to 64 bytes.
@@ -104,6 +95,28 @@ inline WorkspaceLayout workspace_layout(const PlanSpec& spec, int64_t max_tokens
   layout.counters = WorkspaceLayout::kQueueHeads +
                     (spec.num_splits > 0 || spec.invariant ? whole_items * splits : whole_items + planned);
   return layout;
+}
+
+// What chunkattn_abi() of a library must return to be called by this build of the host side: sizes of the structs, and
+// samples of what both sides compute by themselves.
+inline int64_t launch_abi() {
+  PlanSpec planned, shared, invariant;
+  planned.num_workers = shared.num_workers = invariant.num_workers = 7;
+  shared.decode_cost = 100;
+  invariant.invariant = 1;
+  uint64_t sum = kLaunchVersion;
+  const int64_t facts[] = {sizeof(AttentionParams),
+                           sizeof(PlannedStep),
+                           sizeof(PlanParams),
+                           sizeof(AppendParams),
+                           sizeof(MergeParams),
+                           sizeof(PageParams),
+                           sizeof(LaunchContext),
+                           workspace_layout(planned, 999, 99999, 64).bytes(),
+                           workspace_layout(shared, 999, 99999, 64).bytes(),
+                           workspace_layout(invariant, 999, 99999, 64).bytes()};
+  for (const int64_t fact : facts) sum = sum * 1000003 + fact;
+  return static_cast<int64_t>(sum >> 1);
 }
 
 }  // namespace chunkattn
