@@ -148,15 +148,25 @@ def _constants(*values: Any) -> _Kind:
 
 
 @triton.jit
-def _store(target, x, scale, mask, kind):
-    """Stores values [R, L] that are in the dtype of their source."""
+def _store(target, x, scale, rows_valid, kind, FIRST: tl.constexpr, COUNT: tl.constexpr):
+    """Stores values [R, L], in the dtype of their source, to lanes FIRST … FIRST + COUNT of rows `target` [R]."""
+    lane = tl.arange(0, x.shape[1])
     if kind.format == "same":
-        tl.store(target, x, mask=mask)
+        tl.store(target[:, None] + FIRST + lane[None, :], x, mask=rows_valid[:, None] & (lane < COUNT)[None, :])
     else:
         y = x.to(tl.float32)
         if kind.mode != "none":
             y = tl.div_rn(y, scale[:, None] + tl.zeros_like(y))
-        tl.store(target, encode(y, kind.format), mask=mask)
+        # A dim of their own for as many lanes as one wide load brings: a thread that stored more would load with gaps.
+        wide: tl.constexpr = 16 // (x.dtype.primitive_bitwidth // 8)
+        group: tl.constexpr = wide if x.shape[1] > wide else x.shape[1]
+        shape: tl.constexpr = (x.shape[0], x.shape[1] // group, group)
+        lane = (tl.arange(0, shape[1]) * group)[:, None] + tl.arange(0, group)[None, :]
+        tl.store(
+            target[:, None, None] + FIRST + lane[None, :, :],
+            tl.reshape(encode(y, kind.format), shape),
+            mask=rows_valid[:, None, None] & (lane < COUNT)[None, :, :],
+        )
 
 
 @triton.jit
@@ -199,17 +209,13 @@ def _pairs(source, rows_valid, half, INTERLEAVED: tl.constexpr, BLOCK: tl.conste
 
 
 @triton.jit
-def _store_pairs(target, first, second, scale, rows_valid, kind, INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr):
+def _store_pairs(target, first, second, scale, rows_valid, kind, INTERLEAVED: tl.constexpr):
     if INTERLEAVED:
-        lane = tl.arange(0, 2 * BLOCK)
-        both = tl.join(first, second).reshape(first.shape[0], 2 * BLOCK)
-        mask = rows_valid[:, None] & (lane < 2 * kind.half)[None, :]
-        _store(target[:, None] + lane[None, :], both, scale, mask, kind)
+        both = tl.join(first, second).reshape(first.shape[0], 2 * first.shape[1])
+        _store(target, both, scale, rows_valid, kind, 0, 2 * kind.half)
     else:
-        pair = tl.arange(0, BLOCK)
-        mask = rows_valid[:, None] & (pair < kind.half)[None, :]
-        _store(target[:, None] + pair[None, :], first, scale, mask, kind)
-        _store(target[:, None] + kind.half + pair[None, :], second, scale, mask, kind)
+        _store(target, first, scale, rows_valid, kind, 0, kind.half)
+        _store(target, second, scale, rows_valid, kind, kind.half, kind.half)
 
 
 @triton.jit
@@ -274,9 +280,9 @@ def _append_rows(
     if IN_PLACE:
         tl.debug_barrier()  # warps may hold copies of the same lanes; none may still be reading them
     if kind.half > 0:
-        _store_pairs(target, first, second, scale, moved, kind, INTERLEAVED, block_pairs)
+        _store_pairs(target, first, second, scale, moved, kind, INTERLEAVED)
     if rest > 0 and not IN_PLACE:
-        _store(target[:, None] + 2 * kind.half + lane[None, :], others, scale, mask, kind)
+        _store(target, others, scale, moved, kind, 2 * kind.half, rest)
 
 
 @triton.jit(

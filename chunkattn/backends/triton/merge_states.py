@@ -15,8 +15,8 @@ from torch import Tensor
 
 from chunkattn.args import MergeArgs
 
-_ELEMENTS = 4096  # of a block of rows
-_WARPS = 4
+_ELEMENTS = 1024  # of a block of rows
+_WARPS = 1  # more would each read the weights
 
 
 class _State(NamedTuple):
