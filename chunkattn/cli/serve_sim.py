@@ -33,6 +33,7 @@ from chunkattn.simulation import (
     scale,
 )
 
+_LONGEST_MEASURED = 1024  # prompt tokens of a step; the fit goes on from there, a step of 8192 takes half a minute
 _UTILISATION = 0.7  # of the default rate: busy, but no queue that only grows
 
 
@@ -150,7 +151,9 @@ def _cost_model(
         return cost
     longest_prompt = max(request.num_prompt_tokens for request in trace)
     budgets = [setting.token_budget for setting in settings]
-    longest_chunk = max(min(longest_prompt, longest_prompt if b is None else b) for b in budgets)
+    longest_chunk = min(
+        max(min(longest_prompt, longest_prompt if b is None else b) for b in budgets), _LONGEST_MEASURED
+    )
     simulated = options.executor == "simulated"
     calibration = Calibration(
         model.decoder,

@@ -147,7 +147,7 @@ def summarise(
         "total_output_tokens": outputs,
         "request_throughput": len(done) / duration,
         "request_goodput": good / duration,
-        "slo_attainment": good / len(done) if done else math.nan,
+        "slo_attainment": good / len(done) if done and slo != Slo() else math.nan,
         "output_throughput": outputs / duration,
         "total_token_throughput": (inputs + outputs) / duration,
         "computed_token_throughput": computed / duration,

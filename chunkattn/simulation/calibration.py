@@ -15,6 +15,7 @@ from chunkattn.simulation.cost_model import CostModel, MeasuredStep
 
 Shape = tuple[tuple[int, int], ...]  # (tokens, history) of each request; one token with history is a decode
 _HELD_OUT = 12
+_ENOUGH_S = 0.6  # of measuring one shape
 
 
 class Calibration:
@@ -90,10 +91,10 @@ class Calibration:
         )
 
     def _measure(self, shape: Shape) -> MeasuredStep:
-        """Median of three runs; of one where a run takes seconds."""
+        """Median of three runs; of fewer where a run is long."""
         batch = self._batch(shape)
         times: list[float] = []
-        while len(times) < 3 and sum(times) < 1.5:
+        while len(times) < 3 and sum(times) < _ENOUGH_S:
             start = time.perf_counter()
             self._executor(batch)
             times.append(time.perf_counter() - start)

@@ -91,7 +91,7 @@ def test_idle_time_is_skipped_and_counts() -> None:
 def test_slo_counts_the_good_ones() -> None:
     trace = [TraceRequest(0.0, 10, 3), TraceRequest(0.0, 400, 1)]
     for slo, good in (
-        (Slo(), 2),
+        (Slo(ttft=99.0), 2),
         (Slo(ttft=1.5), 2),
         (Slo(ttft=1.1), 0),
         (Slo(tpot=0.9), 1),  # an answer of one token has no time per token
@@ -101,6 +101,7 @@ def test_slo_counts_the_good_ones() -> None:
         summary = run("whole", trace, slo=slo).summary
         assert summary["slo_attainment"] == good / 2
         assert summary["request_goodput"] == pytest.approx(good / summary["duration"])
+    assert math.isnan(run("whole", trace).summary["slo_attainment"])  # nothing was asked
 
 
 def test_budget_bounds_the_longest_wait() -> None:
