@@ -8,20 +8,18 @@ namespace chunkattn::append {
 // (i, i + half) those are packs `half` apart; interleaved pairs lie within a pack, unless a pack is one element.
 template <int kCount>
 struct RowPlan {
-  int64_t packs, pairs, partner;  // packs of the row; units of two packs, which come first; distance of the two
-  bool adjacent;                  // the two packs of a unit are 2u and 2u + 1
+  int packs, pairs, partner;  // packs of the row; units of two packs, which come first; distance of the two
+  bool adjacent;              // the two packs of a unit are 2u and 2u + 1
 
-  __device__ RowPlan(int64_t dim, int64_t rotary_dim, bool interleaved) {
+  __device__ RowPlan(int dim, int rotary_dim, bool interleaved) {
     const bool paired = rotary_dim > 0 && !(interleaved && kCount > 1);
     packs = dim / kCount;
     pairs = paired ? rotary_dim / 2 / kCount : 0;
     partner = interleaved ? 1 : pairs;
     adjacent = interleaved;
   }
-  __device__ int64_t units() const { return packs - pairs; }
-  __device__ int64_t first_pack(int64_t unit) const {
-    return unit >= pairs ? unit + pairs : adjacent ? 2 * unit : unit;
-  }
+  __device__ int units() const { return packs - pairs; }
+  __device__ int first_pack(int unit) const { return unit >= pairs ? unit + pairs : adjacent ? 2 * unit : unit; }
 };
 
 // cos and sin of the token's position: [rotary_dim / 2] each, in shared memory.
@@ -36,7 +34,7 @@ struct Unit {
 };
 
 template <int kCount>
-__device__ inline void load_angles(const float* angles, int64_t begin, float (&values)[kCount]) {
+__device__ inline void load_angles(const float* angles, int begin, float (&values)[kCount]) {
   if constexpr (kCount % 4 == 0) {
 #pragma unroll
     for (int i = 0; i < kCount / 4; ++i) {
@@ -52,8 +50,8 @@ __device__ inline void load_angles(const float* angles, int64_t begin, float (&v
 
 // Turns the unit in place and rounds once to its dtype, as a separate rotation would.
 template <DType dtype, int kCount>
-__device__ inline void rotate(Unit<dtype, kCount>& unit, const RowPlan<kCount>& plan, int64_t number,
-                              int64_t rotary_dim, const Angles& angles) {
+__device__ inline void rotate(Unit<dtype, kCount>& unit, const RowPlan<kCount>& plan, int number, int rotary_dim,
+                              const Angles& angles) {
   using E = Element<dtype>;
   if (number < plan.pairs) {
     float cos[kCount], sin[kCount];
@@ -81,9 +79,9 @@ __device__ inline void rotate(Unit<dtype, kCount>& unit, const RowPlan<kCount>& 
 
 template <DType dtype, int kCount>
 __device__ inline Unit<dtype, kCount> load_unit(const typename Element<dtype>::Type* row, const RowPlan<kCount>& plan,
-                                                int64_t number) {
+                                                int number) {
   Unit<dtype, kCount> unit;
-  const int64_t pack = plan.first_pack(number);
+  const int pack = plan.first_pack(number);
   unit.first = load_pack<kCount>(row, pack);
   if (number < plan.pairs) unit.second = load_pack<kCount>(row, pack + plan.partner);
   return unit;
@@ -102,7 +100,7 @@ __device__ inline float largest(const Unit<dtype, kCount>& unit, bool is_pair) {
 }
 
 template <DType dtype, DType stored, int kCount>
-__device__ inline void store_pack_as(typename Element<stored>::Type* row, int64_t pack,
+__device__ inline void store_pack_as(typename Element<stored>::Type* row, int pack,
                                      const Pack<typename Element<dtype>::Type, kCount>& values, float scale) {
   if constexpr (dtype == stored) {
     store_pack(row, pack, values);
@@ -116,9 +114,9 @@ __device__ inline void store_pack_as(typename Element<stored>::Type* row, int64_
 }
 
 template <DType dtype, DType stored, int kCount>
-__device__ inline void store_unit(typename Element<stored>::Type* row, const RowPlan<kCount>& plan, int64_t number,
+__device__ inline void store_unit(typename Element<stored>::Type* row, const RowPlan<kCount>& plan, int number,
                                   const Unit<dtype, kCount>& unit, float scale) {
-  const int64_t pack = plan.first_pack(number);
+  const int pack = plan.first_pack(number);
   store_pack_as<dtype, stored, kCount>(row, pack, unit.first, scale);
   if (number < plan.pairs) store_pack_as<dtype, stored, kCount>(row, pack + plan.partner, unit.second, scale);
 }
