@@ -6,6 +6,7 @@ The operator's own tests, all of them, run in `test_cuda_attention_suite` (the l
 from __future__ import annotations
 
 import pytest
+import torch
 
 import chunkattn
 from chunkattn.testing import BATCHES, AttentionCase, assert_state_close, build, laws
@@ -18,7 +19,8 @@ cuda_backend.skip_unless_available()
 
 ATTEND = laws.operator("cuda")
 MIXED = AttentionCase("mixed", *BATCHES["mixed_with_empty"], num_q_heads=6, num_kv_heads=2, head_dim=64, padding=3)
-# Head dims 64 and 128 in bf16.
+E4M3 = torch.float8_e4m3fn
+# Of one variant each: head dim 64 in bf16 and over an e4m3 cache, head dim 128 in bf16.
 PLAIN = [
     MIXED,
     MIXED.but(name="window cap alibi", window=(31, -1), softcap=9.0, alibi="request", layout="fused", page_size=1),
@@ -35,7 +37,12 @@ WIDE = [
     AttentionCase("d128 mixed", *BATCHES["mixed"], num_q_heads=8, num_kv_heads=2, head_dim=128),
     AttentionCase("d128 splits", (1, 40), (700, 530), num_q_heads=8, num_kv_heads=1, head_dim=128, num_splits=4),
 ]
-CASES = [*PLAIN, *WIDE]
+BYTES = [
+    MIXED.but(name="e4m3 tensor", kv_dtype=E4M3, scale_mode="tensor"),
+    MIXED.but(name="e4m3 token", kv_dtype=E4M3, scale_mode="token_head", layout="hnd", num_splits=2, sinks=True),
+    MIXED.but(name="e4m3 head padded", kv_dtype=E4M3, scale_mode="head", head_dim=40, softcap=5.0, layout="lanes"),
+]
+CASES = [*PLAIN, *WIDE, *BYTES]
 
 
 def check(case: AttentionCase) -> None:
@@ -57,7 +64,7 @@ def test_every_batch(batch: str) -> None:
     check(AttentionCase(batch, *BATCHES[batch], num_q_heads=4, num_kv_heads=2, head_dim=64))
 
 
-@pytest.mark.parametrize("case", PLAIN[:2], ids=str)
+@pytest.mark.parametrize("case", [PLAIN[0], PLAIN[1], BYTES[1]], ids=str)
 def test_bitwise_laws(case: AttentionCase) -> None:
     case = case.but(padding=0)
     with emulated(80):
