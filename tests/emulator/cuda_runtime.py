@@ -146,7 +146,7 @@ class CudaLaunches:
     def on_launch(self, request: Any) -> int:
         try:
             wanted = request.contents
-            module = self.module(wanted.module)
+            module = self.session.substitute or self.module(wanted.module)
             kernel = wanted.kernel.decode()
             layout = module.parameters(kernel)
             values = bytearray(layout[-1][0] + layout[-1][1] if layout else 0)

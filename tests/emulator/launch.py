@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -26,8 +26,8 @@ class Options:
         check_proxies: missing fence.proxy.async, wgmma.fence, mbarrier and tensor-map visibility.
         check_mbarrier_init: demand fence.mbarrier_init (or fence.proxy.async) between mbarrier.init and TMA.
         check_equal_writes: two unordered writes of the same bytes to shared memory are a race too.
-        strict_cp_async_proxy: also demand fence.proxy.async between cp.async data and wgmma or TMA, as
-            the PTX text does and no compiler emits.
+        strict_cp_async_proxy: demand fence.proxy.async between cp.async data and wgmma or TMA, too: cp.async writes
+            through the generic proxy.
         count_memory: count bank conflicts and global sectors as well.
         shared_fill, register_fill: byte that fills shared memory and registers before the start.
         resident_clusters: how many clusters may run side by side under a seed.
@@ -41,7 +41,7 @@ class Options:
     check_proxies: bool = True
     check_mbarrier_init: bool = True
     check_equal_writes: bool = True
-    strict_cp_async_proxy: bool = False
+    strict_cp_async_proxy: bool = True
     count_memory: bool = False
     shared_fill: int = 0xFF
     register_fill: int = 0xFF
@@ -53,6 +53,15 @@ class Options:
         """The schedule of a seed: 0 and odd seeds complete asynchronous work late, even ones at random."""
         mode = "random" if seed and seed % 2 == 0 else "lazy"
         return cls(**{"seed": seed, "async_mode": mode, **changes})
+
+
+def without_known_gaps(options: Options) -> Options:
+    """For kernels that Triton compiled, without what its code generation leaves out and its users cannot add.
+
+    It orders mbarrier.init before TMA, and cp.async before wgmma, by a barrier and without a proxy fence. Where a
+    layout gives several warps the same elements, all of them store these.
+    """
+    return replace(options, check_mbarrier_init=False, check_equal_writes=False, strict_cp_async_proxy=False)
 
 
 UNCHECKED = Options(async_mode="eager", check_races=False, check_undefined=False, check_proxies=False)
@@ -137,6 +146,7 @@ class PtxModule:
 
     def __init__(self, ptx: str):
         self.ptx = ptx
+        self.last_result: LaunchResult | None = None
         self._module = native.module().Module(ptx)
 
     @property
@@ -153,6 +163,15 @@ class PtxModule:
     def profile(self, kernel: str) -> list[tuple[int, str, str, int]]:
         """(PTX line, source line, text, times executed) of every instruction in the last launch."""
         return self._module.profile(kernel)
+
+    def idle(self, kernel: str) -> list[tuple[int, int, int]]:
+        """(PTX line, times executed, times it had nothing to do) of every instruction in the last launch.
+
+        A wait has nothing to do if no copy or wgmma is there that it covers, a commit if its group is empty, a
+        wgmma.fence if no register was touched, a wait for an mbarrier if it asks for the phase before the first one, a
+        barrier if it follows another one of the same warps and none of them has accessed memory since.
+        """
+        return self._module.idle(kernel)
 
     def launch(
         self,
@@ -193,7 +212,9 @@ class PtxModule:
         )
         stopped = Finding(outcome["error_kind"], outcome["error"]) if outcome["error"] else None
         findings = tuple(Finding(**item) for item in outcome["findings"])
-        return LaunchResult(kernel, findings, stopped, outcome["counters"], outcome["seconds"], options.seed)
+        result = LaunchResult(kernel, findings, stopped, outcome["counters"], outcome["seconds"], options.seed)
+        self.last_result = result
+        return result
 
 
 def _triple(extent: int | Sequence[int]) -> list[int]:

@@ -29,6 +29,8 @@ class Session:
         multiprocessors: what host code is told; few, so that persistent kernels loop.
         strict: whether findings raise KernelError (at the launch, or when the block ends).
         launches: every launch so far.
+        last_module: what the last launch ran.
+        substitute: run instead of what the CUDA host code launches (the same kernel, changed).
     """
 
     arch: int = 90
@@ -37,6 +39,8 @@ class Session:
     strict: bool = True
     launches: list[LaunchResult] = field(default_factory=list)
     pinned: list[Buffer] = field(default_factory=list)
+    last_module: PtxModule | None = None
+    substitute: PtxModule | None = None
 
     def track(self, tensor: torch.Tensor, name: str, defined: bool = True, writable: bool = True) -> None:
         """Names a tensor for messages, or says that it starts undefined or is read-only."""
@@ -72,6 +76,7 @@ class Session:
         options: Options | None = None,
     ) -> LaunchResult:
         """Runs one launch, under this session's options unless others are given, and keeps its result."""
+        self.last_module = module
         result = module.launch(
             kernel,
             grid,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from pathlib import Path
 
 import pytest
 import torch
 
 from . import cuda_runtime, native
+from .host_cases import ScaleCase
 from .launch import Options
 from .ptx_cache import compile_library, nvcc_path
 from .session import emulated
@@ -24,30 +24,19 @@ if not cuda_runtime.available():
 SOURCE = Path(__file__).parent / "kernels" / "tma_scale.cu"
 
 
-def run_scale(fault: int, options: Options, arch: int = 90) -> tuple[int, torch.Tensor, torch.Tensor, set[str], str]:
-    """(status of the host function, output, expected output, kinds found, report)."""
-    path = compile_library(SOURCE, flags=(f"-DFAULT={fault}",))
-    source, out = torch.randn(40, 100), torch.full((40, 100), math.nan)
-    with emulated(arch, options, strict=False) as session:
-        function = ctypes.CDLL(str(path)).scale
-        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_float]
-        status = function(source.data_ptr(), out.data_ptr(), 40, 100, 2.5)
-    found = [finding for launch in session.launches for finding in launch.all_findings]
-    return status, out, source * 2.5, {f.kind for f in found}, "\n".join(map(str, found))
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_right_kernel_runs_clean(seed: int) -> None:
-    status, out, expected, kinds, report = run_scale(0, Options.for_seed(seed))
-    assert status == 0, report
-    assert not kinds, report
-    assert torch.equal(out, expected)
+    case = ScaleCase()
+    for launch in case.launch(Options.for_seed(seed)).launches:
+        launch.require_clean()
+    assert case.error() == 0
 
 
 @pytest.mark.parametrize(("fault", "kind"), [(1, "shared-race"), (2, "proxy"), (3, "barrier"), (4, "barrier")], ids=str)
 def test_planted_fault_is_named(fault: int, kind: str) -> None:
-    *_, kinds, report = run_scale(fault, Options())
-    assert kind in kinds, report
+    found = [f for launch in ScaleCase(fault).launch(Options()).launches for f in launch.all_findings]
+    report = "\n".join(map(str, found))
+    assert kind in {finding.kind for finding in found}, report
     assert "tma_scale.cu:" in report
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib.util
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import native
-from .launch import Buffer, PtxModule
+from .launch import Buffer, PtxModule, without_known_gaps
 
 if TYPE_CHECKING:
     from .session import Session
@@ -95,9 +94,7 @@ class EmulatorLauncher:
             self.metadata.shared,
             (clusters, 1, 1),
             extra,
-            # Triton orders mbarrier.init before TMA by a barrier alone, and where a layout gives several warps the same
-            # elements it lets all of them store these; its users can change neither.
-            dataclasses.replace(session.options, check_mbarrier_init=False, check_equal_writes=False),
+            without_known_gaps(session.options),
         )
         if exit_hook is not None:
             exit_hook(launch_metadata)

@@ -46,7 +46,7 @@ class Module {
                   const py::bytes& params, const std::vector<AllocationTuple>& buffers, std::array<u32, 3> cluster,
                   const py::dict& options) {
     Program& prog = program(name);
-    for (Instruction& inst : prog.code) inst.executed = 0;
+    for (Instruction& inst : prog.code) inst.executed = inst.idle = 0;
     std::vector<Allocation> allocations = text_.globals.allocations;
     for (const auto& [address, bytes, writable, defined, label] : buffers)
       allocations.push_back({address, address + bytes, writable, defined, label});
@@ -85,6 +85,13 @@ class Module {
     result["findings"] = findings(launch);
     result["seconds"] = elapsed.count();
     result["counters"] = counters(launch.counters);
+    return result;
+  }
+
+  /// (PTX line, executed, idle) of every instruction, of the last launch.
+  std::vector<std::tuple<int, u64, u64>> idle(const std::string& name) {
+    std::vector<std::tuple<int, u64, u64>> result;
+    for (const Instruction& inst : program(name).code) result.push_back({inst.ptx_line, inst.executed, inst.idle});
     return result;
   }
 
@@ -225,6 +232,7 @@ PYBIND11_MODULE(_ptxemu, m) {
       .def("parameters", &Module::parameters, py::arg("name"), "(offset, size) of each parameter.")
       .def("describe", &Module::describe, py::arg("name"), "Static facts of a kernel.")
       .def("profile", &Module::profile, py::arg("name"))
+      .def("idle", &Module::idle, py::arg("name"))
       .def("launch", &Module::launch, py::arg("name"), py::arg("grid"), py::arg("block"), py::arg("dynamic_shared"),
            py::arg("params"), py::arg("allocations"), py::arg("cluster"), py::arg("options"),
            "Runs a grid. 'error' of the result is empty unless the run was stopped; 'findings' lists what did not "

@@ -38,6 +38,14 @@ void Decoder::decode(const std::string& kernel) {
   program_.code.push_back(last);
   resolve_branches();
   number_wgmma_registers();
+  for (Instruction& inst : program_.code) {
+    const CounterClass c = inst.counter;
+    inst.touches_memory = c == CounterClass::GlobalLoad || c == CounterClass::GlobalStore ||
+                          c == CounterClass::SharedLoad || c == CounterClass::SharedStore ||
+                          c == CounterClass::Atomic || c == CounterClass::Async || c == CounterClass::Fence ||
+                          (c == CounterClass::Matrix && inst.handler != exec_mma) ||
+                          (c == CounterClass::Barrier && inst.handler != exec_barrier);
+  }
   allocate_registers(program_);
 }
 

@@ -30,10 +30,30 @@ void give_votes(Warp& warp, const NamedBarrier& barrier) {
   set_poison(warp, inst.operands[0], 0);
 }
 
+/// Whether a barrier that completes follows another one of the same warps with no access to memory in between.
+bool repeats_a_barrier(const Cta& cta, int id) {
+  const NamedBarrier& barrier = cta.barriers[id];
+  u32 threads = 0;
+  u64 last = 0;
+  for (const Warp& warp : cta.warps) {
+    if (warp.state != WarpState::AtBarrier || warp.barrier_id != id) continue;
+    if (threads && warp.last_barrier != last) return false;
+    if (warp.last_barrier_threads != barrier.arrived_threads) return false;
+    last = warp.last_barrier;
+    threads += kWarpSize;
+  }
+  return !barrier.touched && last && threads == barrier.arrived_threads;  // nobody has only arrived
+}
+
 void release_barrier(Cta& cta, int id) {
   NamedBarrier& barrier = cta.barriers[id];
+  const bool idle = repeats_a_barrier(cta, id);
+  cta.barriers_completed++;
   for (Warp& warp : cta.warps)
     if (warp.state == WarpState::AtBarrier && warp.barrier_id == id) {
+      warp.barrier_instruction->idle += idle;
+      warp.last_barrier = cta.barriers_completed;
+      warp.last_barrier_threads = barrier.arrived_threads;
       warp.state = WarpState::Running;
       warp.view.join(barrier.arriving);
       give_votes(warp, barrier);
@@ -71,6 +91,8 @@ void exec_barrier(Warp& warp, const Instruction& inst) {
     barrier.votes_count += __builtin_popcount(votes);
   }
   barrier.arriving.join(warp.view);
+  barrier.touched |= warp.touched_memory;
+  if (!inst.arrive_only) warp.touched_memory = false;
   warp.advance();
   cta.cluster->progress++;
   if (barrier.arrived_threads > expected)
@@ -271,6 +293,7 @@ void exec_mbarrier_arrive(Warp& warp, const Instruction& inst) {
 /// operands: destination predicate, parity or state.
 void exec_mbarrier_wait(Warp& warp, const Instruction& inst) {
   u32 done = 0;
+  bool first_phase = true;  // nothing has completed yet: the wait is for what precedes the first phase
   const MBarrier* joined = nullptr;
   FOR_ACTIVE_LANES (warp, lane) {
     const MBarrier& barrier = mbarrier_at(warp, inst, mbarrier_target(warp, inst, lane));
@@ -281,12 +304,14 @@ void exec_mbarrier_wait(Warp& warp, const Instruction& inst) {
       complete = barrier.phase > u32(lanes<u64>(warp, inst.operands[1])[lane] >> 32);
     if (!complete) continue;
     done |= 1u << lane;
+    first_phase &= barrier.phase == 0;
     if (inst.ordering == Ordering::Relaxed || joined == &barrier) continue;
     warp.view.join(barrier.completed);
     joined = &barrier;
   }
   set_predicate(warp, inst.operands[0], done);
   set_poison(warp, inst.operands[0], 0);
+  inst.idle += first_phase && done == warp.mask;
   if ((done & warp.mask) != warp.mask) warp.yielded = true;
 }
 

@@ -353,7 +353,11 @@ void exec_tensor_copy(Warp& warp, const Instruction& inst) {
 
 // ---------------------------------------------------------------- bulk groups
 
-void exec_bulk_commit(Warp& warp, const Instruction&) {
+void exec_bulk_commit(Warp& warp, const Instruction& inst) {
+  bool empty = true;
+  for (const BulkOp& op : warp.bulk)
+    FOR_ACTIVE_LANES (warp, lane) empty &= !(op.lanes >> lane & 1) || op.group != warp.bulk_group[lane];
+  inst.idle += empty;
   FOR_ACTIVE_LANES (warp, lane) warp.bulk_group[lane]++;
   warp.bulk_epoch++;
 }
@@ -362,11 +366,13 @@ void exec_bulk_commit(Warp& warp, const Instruction&) {
 void exec_bulk_wait(Warp& warp, const Instruction& inst) {
   auto& queue = warp.bulk;
   u32 oldest_read = warp.bulk_epoch + 1, oldest_write = oldest_read;
+  bool idle = true;
   std::erase_if(queue, [&](BulkOp& op) {
     u32 covered = 0;
     FOR_ACTIVE_LANES (warp, lane)
       covered |= u32(s64(op.group) < s64(warp.bulk_group[lane]) - inst.immediate) << lane;
-    covered &= op.lanes;
+    covered &= inst.wait_read ? op.unread_lanes : op.lanes;
+    idle &= !covered;
     if (covered) perform_store(op);
     op.unread_lanes &= ~covered;
     if (op.unread_lanes) oldest_read = std::min(oldest_read, op.epoch);
@@ -375,6 +381,7 @@ void exec_bulk_wait(Warp& warp, const Instruction& inst) {
     if (!gone) oldest_write = std::min(oldest_write, op.epoch);
     return gone;
   });
+  inst.idle += idle;
   warp.view.seen.raise(warp.engine(AgentKind::BulkRead), oldest_read - 1);
   warp.view.seen.raise(warp.engine(AgentKind::BulkWrite), oldest_write - 1);
   warp.bulk_epoch++;

@@ -77,22 +77,30 @@ void exec_cp_async(Warp& warp, const Instruction& inst) {
   warp.cp_async.push_back(op);
 }
 
-void exec_cp_async_commit(Warp& warp, const Instruction&) {
+void exec_cp_async_commit(Warp& warp, const Instruction& inst) {
+  bool empty = true;
+  for (const CpAsyncOp& op : warp.cp_async)
+    FOR_ACTIVE_LANES (warp, lane)
+      empty &= op.kind != CpAsyncOp::Copy || !(op.mask >> lane & 1) || op.group[lane] != warp.cp_async_group[lane];
+  inst.idle += empty;
   FOR_ACTIVE_LANES (warp, lane) warp.cp_async_group[lane]++;
   warp.cp_async_epoch++;
 }
 
 /// immediate: how many of the latest groups may stay pending.
 void exec_cp_async_wait(Warp& warp, const Instruction& inst) {
+  bool idle = true;
   for (CpAsyncOp& op : warp.cp_async) {
     if (op.kind != CpAsyncOp::Copy) continue;
     FOR_ACTIVE_LANES (warp, lane)
       if ((op.mask >> lane & 1) &&
           (inst.wait_all || s64(op.group[lane]) < s64(warp.cp_async_group[lane]) - inst.immediate)) {
+        idle = false;
         move_bytes(warp, op, lane);
         op.mask &= ~(1u << lane);
       }
   }
+  inst.idle += idle;
   drop_finished(warp.cp_async);
   observe_completion(warp);
 }

@@ -264,7 +264,9 @@ void touch_wgmma_registers(Warp& warp, const Instruction& inst) {
 
 void exec_wgmma_fence(Warp& warp, const Instruction& inst) {
   require_full_warp(warp, inst);
-  std::fill(warp.wgmma_accessed.begin(), warp.wgmma_accessed.end(), 0);
+  auto& accessed = warp.wgmma_accessed;
+  inst.idle += std::find(accessed.begin(), accessed.end(), 1) == accessed.end();
+  std::fill(accessed.begin(), accessed.end(), 0);
 }
 
 void exec_wgmma(Warp& warp, const Instruction& inst) {
@@ -307,6 +309,7 @@ void exec_wgmma(Warp& warp, const Instruction& inst) {
 
 void exec_wgmma_commit(Warp& warp, const Instruction& inst) {
   require_full_warp(warp, inst);
+  inst.idle += warp.wgmma.empty() || warp.wgmma.back().group != warp.wgmma_group;
   warp.wgmma_group++;
 }
 
@@ -338,7 +341,7 @@ void exec_wgmma_wait(Warp& warp, const Instruction& inst) {
     }
   }
   auto& queue = warp.wgmma;
-  std::erase_if(queue, [&](const WgmmaOp& op) { return s64(op.group) < covered; });
+  inst.idle += !std::erase_if(queue, [&](const WgmmaOp& op) { return s64(op.group) < covered; });
   if (covered > 0) warp.view.seen.raise(group->engine(AgentKind::Wgmma), u32(covered));
   std::fill(warp.wgmma_in_flight.begin(), warp.wgmma_in_flight.end(), 0);
   for (const WgmmaOp& op : queue)

@@ -110,6 +110,7 @@ struct Instruction {
   bool is_branch = false;
   bool is_exit = false;
   bool has_side_effect = false;  // a guard that is undefined is an error here
+  bool touches_memory = false;   // a barrier before or after it may be needed
   Taint taint = Taint::Propagate;
   CounterClass counter = CounterClass::Integer;
   int branch_target = -1;
@@ -177,6 +178,7 @@ struct Instruction {
   int ptx_line = 0;
   int location = -1;  // index into Program::locations
   u64 executed = 0;   // how often a warp ran it
+  mutable u64 idle = 0;  // how often of these it had nothing to do: no copy to wait for, nothing to order
 };
 
 /// Calls visit(reference, is_definition, is_use) for every register reference of an instruction.

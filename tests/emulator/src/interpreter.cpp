@@ -171,6 +171,7 @@ void run_warp(Warp& warp, u64 budget) {
     }
     Instruction& inst = code[warp.pc];
     inst.executed++;
+    warp.touched_memory |= inst.touches_memory;
     counters.by_class[int(inst.counter)]++;
     warp.branched = false;
     if (inst.guard < 0) {
@@ -190,6 +191,7 @@ void run_warp(Warp& warp, u64 budget) {
       }
       lane_instructions += __builtin_popcount(taken);
       if (!taken) {
+        inst.idle++;
         warp.pc++;
       } else if (inst.is_branch) {
         if (taken != all) warp.groups.push_back({warp.pc + 1, all & ~taken, false});

@@ -43,6 +43,7 @@ struct MBarrier {
 struct NamedBarrier {
   u32 arrived_threads = 0, expected_threads = 0;
   bool whole = false;  // used without a thread count: all threads that have not ended
+  bool touched = false;  // a participant has touched memory since its last barrier
   View arriving;
   u32 votes_all = 1, votes_any = 0, votes_count = 0;  // bar.red
 };
@@ -144,6 +145,9 @@ struct Warp {
   bool retry = false;      // the instruction did not happen: come back to it
   int barrier_id = 0;
   const Instruction* barrier_instruction = nullptr;
+  bool touched_memory = false;  // since its last barrier
+  u64 last_barrier = 0;         // which one that was, Cta::barriers_completed then
+  u32 last_barrier_threads = 0;
   u32 cluster_phase = 0;   // barrier.cluster arrivals so far
   u32 cluster_waited = 0;  // and waits
 
@@ -191,6 +195,7 @@ struct Cta {
   std::map<u32, MBarrier> mbarriers;  // by shared offset
   u32 barriers_begin = ~0u, barriers_end = 0;  // the range of shared memory that holds them
   NamedBarrier barriers[kNamedBarriers];
+  u64 barriers_completed = 0;
 };
 
 struct Cluster {
@@ -224,7 +229,7 @@ struct LaunchOptions {
   bool check_proxies = true;
   bool check_mbarrier_init = true;     // an mbarrier's init must be fenced before TMA uses it
   bool check_equal_writes = true;      // two unordered writes of the same bytes are a race too
-  bool strict_cp_async_proxy = false;  // cp.async data needs fence.proxy.async before wgmma / TMA too
+  bool strict_cp_async_proxy = true;   // cp.async data needs fence.proxy.async before wgmma / TMA too
   bool count_memory = false;           // bank conflicts, sectors, bytes
   AsyncMode async = AsyncMode::Lazy;
   u64 seed = 0;  // 0: fixed order
