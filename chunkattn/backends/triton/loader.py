@@ -108,9 +108,11 @@ def widen(stored, TARGET: tl.constexpr, STORAGE: tl.constexpr):
         return (stored.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(TARGET)
     else:
         tl.static_assert(STORAGE == "e4m3", "a storage format without a rule")
-        magnitude = (stored & 0x7F).to(tl.uint16)
-        sign = (stored & 0x80).to(tl.uint16) << 8
-        # 4 exponent bits of bias 7 read as 5 of bias 15: 2^-8 times the number, also where it is subnormal.
-        small = (sign | (magnitude << 7)).to(tl.float16, bitcast=True)
-        number = small.to(tl.float32) * 256.0
-        return tl.where(magnitude == 0x7F, float("nan"), number).to(TARGET)
+        # Sign, 4 exponent bits of bias 7 and 3 of fraction, moved to where the wider format has them; that format's
+        # bias makes it 2^-8 (fp16) or 2^-120 (bf16) of the number, also where it is subnormal.
+        extended = stored.to(tl.int8, bitcast=True).to(tl.int16)
+        if TARGET == tl.float16:
+            number = ((extended << 7) & -0x4080).to(tl.float16, bitcast=True) * 256.0
+        else:
+            number = ((extended << 4) & -0x7810).to(tl.bfloat16, bitcast=True) * 1329227995784915872903807060280344576.0
+        return tl.where((stored & 0x7F) == 0x7F, float("nan"), number).to(TARGET)
