@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -112,8 +113,11 @@ def compile_library(job: dict[str, Any]) -> None:
         raise RefusedError(f"the compiler failed with status {result.returncode}:\n{' '.join(command)}\n{log}")
     if not library.is_file():
         raise RefusedError(f"the compiler wrote nothing:\n{' '.join(command)}\n{log}")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
     manifest = {
         **job["manifest"],
+        "cpu_seconds": round(used.ru_utime + used.ru_stime, 1),
+        "peak_bytes": used.ru_maxrss * 1024,
         "library": library.name,
         "bytes": library.stat().st_size,
         "seconds": round(time.monotonic() - started, 1),

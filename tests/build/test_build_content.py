@@ -20,6 +20,8 @@ def test_a_variant_is_built_once(shop: Workshop, listed):
     assert shop.compiled() == 1
     assert first.path.read_bytes().startswith(b"half and half")
     assert first.place == "cache"
+    assert 0 <= first.manifest["cpu_seconds"] <= 60
+    assert 1 << 20 < first.manifest["peak_bytes"] < 1 << 32
     assert first.manifest["kernels"] == {
         "one": {"registers": 40, "spill_stores": 0, "spill_loads": 0, "stack": 0, "shared": 1024}
     }

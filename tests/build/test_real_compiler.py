@@ -7,7 +7,8 @@ import pytest
 from chunkattn.build import builder, store
 from chunkattn.build.variants import all_variants
 
-SECONDS = 45.0
+SECONDS = 45.0  # of a processor
+BYTES = 4 << 30  # of the largest process
 
 
 @pytest.mark.parametrize("variant", all_variants(), ids=lambda variant: variant.name)
@@ -17,7 +18,10 @@ def test_a_listed_variant_is_as_kernels_must_be(variant):
         pytest.skip("it is not built here")  # kernels with CUTLASS take minutes; their own tests build them
     if library is None:
         library = builder.build([variant], report=lambda line: None)[variant.name]
-    assert library.manifest["seconds"] <= SECONDS
+    if "cpu_seconds" not in library.manifest:
+        pytest.skip("it was built before such things were written down")
+    assert 0 < library.manifest["cpu_seconds"] <= SECONDS
+    assert 0 < library.manifest["peak_bytes"] <= BYTES
     kernels = library.manifest["kernels"]
     assert kernels
     for name, used in kernels.items():
