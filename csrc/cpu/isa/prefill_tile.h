@@ -33,7 +33,7 @@ class PrefillItem {
     states_ = take_states(scratch, rows);
     if (p.invariant) joined_ = take_states(scratch, rows);
     stage_.keys = scratch.take<uint32_t>(keys * units_);
-    stage_.values = scratch.take<uint32_t>(keys * p.head_dim_v);
+    stage_.values = scratch.take<uint32_t>(p.head_dim_v / kTileBroadcasts * stage_.kPanel);
     stage_.rows = scratch.take<uint32_t>(2 * p.head_dim_v + 16);
     stage_.offsets = scratch.take<int64_t>(keys);
     stage_.key_scale = p.k.scale.mode == ScaleMode::kPerTokenHead ? scratch.take<float>(keys) : nullptr;
@@ -192,7 +192,7 @@ class PrefillItem {
     const int64_t first_unit = first / Compute::kPerUnit, units = (last - first) / Compute::kPerUnit;
     for (int64_t c = 0; c < p_.head_dim_v; c += kTileBroadcasts) {
       ahead_.ask(steps);
-      const uint32_t* panel = stage_.values + (c / kTileBroadcasts * stage_.kUnits + first_unit) * kTileBroadcasts;
+      const uint32_t* panel = stage_.values + c / kTileBroadcasts * stage_.kPanel + first_unit * kTileBroadcasts;
       value_tile_of<Compute>(vecs, panel, reinterpret_cast<const uint32_t*>(scores_), units, out + c * pitch,
                              moved ? rescale : nullptr);
       if (low_)

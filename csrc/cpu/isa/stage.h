@@ -15,13 +15,15 @@ struct Block {
 template <class Compute>
 struct Stage {
   uint32_t* keys;    // [kBlockKeys][head_dim units]
-  uint32_t* values;  // [head_dim_v / kTileBroadcasts][kBlockKeys units][kTileBroadcasts]
+  uint32_t* values;  // [head_dim_v / kTileBroadcasts] panels of [kBlockKeys units][kTileBroadcasts], kPanel apart
   float* key_scale;  // [kBlockKeys], with a scale per token
   float* value_scale;
   uint32_t* rows;    // two converted rows of V
   int64_t* offsets;  // [kBlockKeys]
 
   static constexpr int64_t kUnits = Compute::kBlockKeys / Compute::kPerUnit;
+  // A line more than the panel: a row of V is scattered over all panels, which must not fall in the same sets of L1.
+  static constexpr int64_t kPanel = kUnits * kTileBroadcasts + 16;
 
   static int64_t first_tile_key(const Block& b) { return (b.begin - b.block_begin) / 8 * 8; }
   static int64_t last_tile_key(const Block& b) { return round_up_to(b.end - b.block_begin, 8); }
@@ -64,7 +66,7 @@ struct Stage {
   void take_poison(const Block& block, int64_t columns, Found found) {
     for (int64_t key = first_tile_key(block); key < last_tile_key(block); ++key)
       for (int64_t column = 0; column < columns; ++column) {
-        uint32_t* unit = values + (column / kTileBroadcasts * kUnits + key / Compute::kPerUnit) * kTileBroadcasts +
+        uint32_t* unit = values + column / kTileBroadcasts * kPanel + key / Compute::kPerUnit * kTileBroadcasts +
                          column % kTileBroadcasts;
         uint32_t bits = *unit, keep = 0;
         if constexpr (Compute::kPerUnit == 2) {
@@ -91,13 +93,13 @@ struct Stage {
   void place(const void* const* sources, int64_t unit, int64_t columns) {
     uint32_t* target = values + unit * kTileBroadcasts;
     if constexpr (Compute::kPerUnit == 1) {
-      for (int64_t c = 0; c < columns; c += kTileBroadcasts, target += kUnits * kTileBroadcasts)
+      for (int64_t c = 0; c < columns; c += kTileBroadcasts, target += kPanel)
         memcpy(target, static_cast<const uint32_t*>(sources[0]) + c, kTileBroadcasts * 4);
     } else {
 #if defined(__AVX512BF16__)
       const char* even = static_cast<const char*>(sources[0]);
       const char* odd = static_cast<const char*>(sources[1]);
-      for (int64_t c = 0; c < columns; c += 8, target += kUnits * kTileBroadcasts) {
+      for (int64_t c = 0; c < columns; c += 8, target += kPanel) {
         const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(even + c * 2));
         const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(odd + c * 2));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(target), _mm_unpacklo_epi16(a, b));
