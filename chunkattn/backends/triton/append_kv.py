@@ -160,13 +160,11 @@ def _store(target, x, scale, rows_valid, kind, FIRST: tl.constexpr, COUNT: tl.co
         # A dim of their own for as many lanes as one wide load brings: a thread that stored more would load with gaps.
         wide: tl.constexpr = 16 // (x.dtype.primitive_bitwidth // 8)
         group: tl.constexpr = wide if x.shape[1] > wide else x.shape[1]
-        shape: tl.constexpr = (x.shape[0], x.shape[1] // group, group)
-        lane = (tl.arange(0, shape[1]) * group)[:, None] + tl.arange(0, group)[None, :]
-        tl.store(
-            target[:, None, None] + FIRST + lane[None, :, :],
-            tl.reshape(encode(y, kind.format), shape),
-            mask=rows_valid[:, None, None] & (lane < COUNT)[None, :, :],
-        )
+        groups: tl.constexpr = x.shape[1] // group
+        codes = tl.permute(tl.reshape(encode(y, kind.format), (x.shape[0], groups, group)), (1, 0, 2))
+        lane = (tl.arange(0, groups) * group)[:, None, None] + tl.arange(0, group)[None, None, :]
+        mask = rows_valid[None, :, None] & (lane < COUNT)
+        tl.store(target[None, :, None] + FIRST + lane, codes, mask=mask)
 
 
 @triton.jit
