@@ -6,6 +6,7 @@ The operator's own tests, all of them, run in `test_triton_suite` (the long tier
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import random
 from collections.abc import Iterator
@@ -243,6 +244,25 @@ def test_a_workspace_too_small_for_the_bound_is_refused() -> None:
             ATTEND(inputs, workspace=torch.empty(size - 1, dtype=torch.uint8))
         with pytest.raises(ValueError, match="workspace: expected a data pointer aligned"):
             ATTEND(inputs, workspace=torch.empty(size + 1, dtype=torch.uint8)[1:])
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_tokens_beyond_32_bits_of_offset(arch: int) -> None:
+    """q, out and lse whose third token lies past 2^31 elements, in memory that is reserved but hardly touched."""
+    case = MIXED.but(q_lens=(1, 2), kv_lens=(20, 9), padding=0)
+    inputs, stride = build(case), 1_100_000_000
+
+    def spread(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        inner = math.prod(shape[1:])
+        storage = torch.empty(stride * (shape[0] - 1) + inner, dtype=dtype)
+        return storage.as_strided(shape, (stride, *torch.empty(shape[1:]).stride()))
+
+    q = spread(tuple(inputs.q.shape), case.dtype).copy_(inputs.q)
+    out, lse = spread((3, 6, 32), case.dtype), spread((3, 6), torch.float32)
+    assert q.stride(0) * 2 > 2**31
+    with emulated(arch):
+        ATTEND(dataclasses.replace(inputs, q=q), out=out, lse=lse)
+    assert_state_close((out, lse), inputs.expected())
 
 
 def test_outside_the_emulator_cpu_tensors_are_refused() -> None:

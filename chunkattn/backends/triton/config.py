@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,6 +21,7 @@ ITEMS_PER_WORKER = 8  # a wait for the last one costs a sixteenth on the average
 MIN_SPLIT = 256
 BALANCE = 100  # of what Triton reaches: an H200's 790 TFLOP/s x 0.45 to 4.3 TB/s x 0.8 (an estimate, not measured)
 SPLIT_COST = 128  # keys' worth of starting an item and joining its state (an estimate, not measured)
+_MATRICES_IN_SHARED = (90, 100, 103)  # architectures whose matrix instructions read K and V from shared memory
 # (keys of a tile, tiles in flight); anything in flight goes before larger tiles.
 _SHAPES = [(block_n, num_stages) for block_n in (64, 32, 16) for num_stages in (3, 2, 1)]
 
@@ -67,12 +68,12 @@ def configs(head_dim: int, head_dim_v: int, element_bytes: int, device: Gpu) -> 
         num_warps = 8 if block_m * widest > 64 * 128 else 4
         if block_m * widest > 128 * 128 or (element_bytes == 4 and block_m * widest > 64 * 64):
             continue
-        # More stages than two cost registers that the widest tiles do not have.
-        most_stages = 3 if widest <= 128 else 2
+        # Larger tiles and more stages cost registers that the widest ones do not have: they would spill in the loop.
+        most_keys, most_stages = (64, 3) if widest <= 128 else (32, 2)
         for block_n, num_stages in sorted(_SHAPES, key=lambda shape: shape[1] == 1):
             config = KernelConfig(block_m, DECODE_ROWS, block_n, num_warps, num_stages, 1)
             needed = shared_bytes(config, head_dim, head_dim_v, element_bytes)
-            if num_stages <= most_stages and needed <= device.shared_bytes:
+            if block_n <= most_keys and num_stages <= most_stages and needed <= device.shared_bytes:
                 fits = max(1, min(2, device.shared_bytes // needed, 16 // num_warps))
                 yield KernelConfig(block_m, DECODE_ROWS, block_n, num_warps, num_stages, fits)
 
@@ -87,6 +88,16 @@ def choose(head_dim: int, head_dim_v: int, dtype: torch.dtype, invariant: bool, 
     return KernelConfig(
         first.block_m, first.block_m, first.block_n, first.num_warps, first.num_stages, first.ctas_per_sm
     )
+
+
+def for_storage(config: KernelConfig, quantised: bool, device: Gpu) -> KernelConfig:
+    """The configuration for a cache of another dtype than q's; the plan does not know of it.
+
+    Where tensor cores take K and V from registers every warp widens all of a tile, and half of one is what fits there.
+    """
+    if not quantised or device.arch in _MATRICES_IN_SHARED or config.block_n <= 16:
+        return config
+    return replace(config, block_n=config.block_n // 2)
 
 
 def work_spec_of(

@@ -14,7 +14,7 @@ from chunkattn.args import AttentionArgs, PlanArgs
 from chunkattn.backends.device import Gpu
 from chunkattn.backends.triton import arguments as group
 from chunkattn.backends.triton.attention import attention_kernel
-from chunkattn.backends.triton.config import KernelConfig, choose, padded, work_spec
+from chunkattn.backends.triton.config import KernelConfig, choose, for_storage, padded, work_spec
 from chunkattn.backends.triton.merge_splits import merge_kernel
 from chunkattn.plan.work import WorkSpec
 
@@ -70,6 +70,7 @@ def launches(
         device: the GPU to launch for.
     """
     config = choose(a.q.shape[2], a.v_cache.shape[3], a.q.dtype, a.invariant, device)
+    config = for_storage(config, a.k_cache.dtype in _STORAGE, device)
     work = work_spec(plan_facts(a, words), device)
     spec = _spec(a, config, work)
     scalars = group.Numbers(
