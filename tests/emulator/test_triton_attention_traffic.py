@@ -1,0 +1,69 @@
+"""Global memory traffic of the attention kernel: sectors of 32 bytes touched, against the bytes that must move.
+
+Counters (also matrix operations and bank conflicts: wavefronts beyond requests) are kept in
+baselines/triton-attention-traffic.json; CHUNKATTN_EMULATOR_UPDATE_BASELINES=1 writes them anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from chunkattn.testing import AttentionCase, build, laws
+
+from . import native, triton_driver
+from .launch import UNCHECKED
+from .performance_record import BASELINES, UPDATE_VARIABLE, growth
+from .session import emulated
+
+if native.unavailable_reason() is not None:
+    pytest.skip(str(native.unavailable_reason()), allow_module_level=True)
+if not triton_driver.available():
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+import triton
+
+ALLOWANCE = 1.05
+PATH = BASELINES / "triton-attention-traffic.json"
+COUNTERS = ("matrix_flops", "shared_requests", "shared_wavefronts", "global_sectors", "async_bytes_read", "barriers")
+DECODES = AttentionCase(
+    "decodes", (1, 1), (1024, 1024), num_q_heads=8, num_kv_heads=2, head_dim=128, page_size=16, num_splits=1
+)
+CASES = [
+    DECODES,
+    DECODES.but(name="whole tiles in a page", page_size=64),
+    DECODES.but(name="HND", layout="hnd"),
+    DECODES.but(name="fp8", kv_dtype=torch.float8_e4m3fn, scale_mode="head"),
+    DECODES.but(name="one tile of prefill", q_lens=(32,), kv_lens=(1024,)),
+]
+
+
+@pytest.mark.parametrize("arch", [80, pytest.param(90, marks=pytest.mark.full)])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_sectors_are_the_useful_bytes(case: AttentionCase, arch: int) -> None:
+    """Keys and values once a KV head, queries, outputs and log-sum-exps once; tables and lengths are the rest.
+
+    Asynchronous copies count by their bytes: neighbouring lanes copy 16 bytes each of rows that are whole sectors.
+    """
+    inputs = build(case)
+    with emulated(arch, replace(UNCHECKED, count_memory=True)) as session:
+        out, lse = laws.operator("triton")(inputs)
+    counters = next(launch.counters for launch in session.launches if launch.kernel == "attention_kernel")
+    keys = sum(case.kv_lens) * case.num_kv_heads
+    useful = keys * (case.head_dim + case.value_dim) * case.cache_dtype.itemsize
+    useful += sum(tensor.numel() * tensor.element_size() for tensor in (inputs.q, out, lse))
+    ratio = (32 * counters["global_sectors"] + counters["async_bytes_read"]) / useful
+    print(f"{case} sm_{arch}: {ratio:.3f} of the useful bytes")
+    assert 1.0 <= ratio <= ALLOWANCE
+    if triton.__version__ != "3.6.0":
+        pytest.skip("the baselines are those of Triton 3.6.0")
+    now = {"counters": {name: counters[name] for name in COUNTERS}}
+    record = json.loads(PATH.read_text()) if PATH.exists() else {}
+    if os.environ.get(UPDATE_VARIABLE):
+        record[f"{case} sm_{arch}"] = now
+        PATH.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    assert not growth(now, record[f"{case} sm_{arch}"])
