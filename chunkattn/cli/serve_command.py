@@ -71,6 +71,9 @@ DEFAULT_SETTINGS = ("whole", "sarathi", "disaggregated")
 @click.option("--slo-tpot", type=float, metavar="S", help="A good answer's mean time per token.")
 @click.option("--slo-itl", type=float, metavar="S", help="A good answer's p99 wait between tokens.")
 @click.option("--slo-e2el", type=float, metavar="S", help="A good answer's whole time.")
+@click.option(
+    "--find-capacity", is_flag=True, help="Also search the highest rate at which 90 % of the answers are good."
+)
 @click.option("--peak-flops", type=float, metavar="F", help="The machine's dense FLOP/s in this dtype, for MFU.")
 @click.option("--peak-bandwidth", type=float, metavar="B", help="The machine's bytes/s, for MBU.")
 @click.option("--link-bandwidth", default=25e9, show_default=True, metavar="B", help="Bytes/s between two workers.")

@@ -75,6 +75,8 @@ def _table(outcomes: Sequence[Outcome]) -> str:
     for column in COLUMNS:
         values = [outcome.summary.get(column.key, math.nan) for outcome in outcomes]
         known = [value for value in values if not math.isnan(value)]
+        if not known:
+            continue  # nobody asked
         wanted = {"less": min, "more": max}.get(column.better)
         best = wanted(known) if wanted and len(set(known)) > 1 else None
         rows.append(f"<tr><td>{escape(column.title)}</td>")

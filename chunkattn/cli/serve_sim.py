@@ -28,6 +28,7 @@ from chunkattn.simulation import (
     Setting,
     SyntheticProcess,
     TraceRequest,
+    find_capacity,
     parse_setting,
     read_trace,
     scale,
@@ -57,6 +58,7 @@ class ServeOptions:
     slo: Slo
     machine: Machine
     calibration: Path | None
+    find_capacity: bool
     output: Path
     as_json: bool
 
@@ -72,12 +74,14 @@ def run_serve_sim(options: ServeOptions) -> None:
     from rich.console import Console
 
     settings = [parse_setting(text) for text in options.settings]
+    if options.find_capacity and (options.executor == "model" or options.slo == Slo()):
+        raise ValueError("--find-capacity: expected a simulated executor and at least one --slo option")
     trace = _read(options)  # a malformed line is found before a model is loaded
     console = Console(highlight=False, stderr=options.as_json)
     model = load_model(
         options.model, dtype=getattr(torch, options.dtype), device=options.device, backend=options.backend
     )
-    trace = _fit_to_model(trace, options, model)
+    trace, num_too_long = _fit_to_model(trace, model)
     with ServeView(console) as view:
         cost = _cost_model(options, model, trace, settings, view)
         rates = options.rates or (_sustainable_rate(cost, trace, options),)
@@ -98,7 +102,23 @@ def run_serve_sim(options: ServeOptions) -> None:
                 title = f"{setting.name} @ {rate:.3g} requests/s"
                 view.begin(title, len(trace) * (2 if setting.disaggregated else 1))
                 outcomes.append(experiment.run(setting, rate, view.on_step))
-    _write(options, console, outcomes, _facts(options, model, trace, cost))
+        if options.find_capacity:
+            _find_capacities(experiment, outcomes, view)
+    _write(
+        options, console, outcomes, {**_facts(options, model, trace, cost), "left out": _too_long(num_too_long, model)}
+    )
+
+
+def _find_capacities(experiment: Experiment, outcomes: Sequence[Outcome], view: ServeView) -> None:
+    """Adds to every outcome the rate that its setting can bear."""
+    settings = {outcome.setting.name: outcome for outcome in outcomes}
+    for number, (name, outcome) in enumerate(settings.items()):
+        view.begin(f"capacity of {name}", len(settings))
+        view.advance(number, len(settings))
+        rate = find_capacity(experiment, outcome.setting, start=outcome.rate)
+        for other in outcomes:
+            if other.setting.name == name:
+                other.summary["slo_capacity"] = rate
 
 
 def _read(options: ServeOptions) -> list[TraceRequest]:
@@ -127,13 +147,17 @@ def _at_once(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
     return [replace(request, arrival=0.0) for request in trace]
 
 
-def _fit_to_model(trace: list[TraceRequest], options: ServeOptions, model: Model) -> list[TraceRequest]:
-    """Leaves out what the model cannot hold."""
+def _fit_to_model(trace: list[TraceRequest], model: Model) -> tuple[list[TraceRequest], int]:
+    """Leaves out what the model cannot hold; says how many."""
     longest = model.decoder.max_seq_len
     fitting = scale(trace, longest=longest)
     if not fitting:
         raise ValueError(f"trace: expected a request of at most {longest} tokens (the model holds no more), got none")
-    return fitting
+    return fitting, len(trace) - len(fitting)
+
+
+def _too_long(number: int, model: Model) -> str:
+    return f"{number} requests with more tokens than the model's {model.decoder.max_seq_len}"
 
 
 def _cost_model(

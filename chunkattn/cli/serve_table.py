@@ -39,6 +39,7 @@ COLUMNS = (
     Column("req/s", "request_throughput", "rate", "more"),
     Column("tok/s", "output_throughput", "rate", "more"),
     Column("in SLO", "slo_attainment", "share", "more"),
+    Column("capacity, req/s", "slo_capacity", "rate", "more"),
     Column("busy", "busy_share", "share"),
     Column("KV peak", "peak_kv_usage", "share"),
     Column("act. peak", "peak_activation_bytes", "bytes", "less"),
@@ -75,6 +76,8 @@ def comparison_table(outcomes: Sequence[Outcome]) -> Table:
         table.add_column(name_of(outcome, outcomes), justify="right")
     for column in COLUMNS:
         values = [outcome.summary.get(column.key, math.nan) for outcome in outcomes]
+        if all(map(math.isnan, values)):
+            continue  # nobody asked
         best = _best(values, column.better)
         cells = [text_of(value, column.unit) for value in values]
         table.add_row(column.title, *(f"[bold]{c}[/]" if i in best else c for i, c in enumerate(cells)))

@@ -18,7 +18,8 @@ class StepRecord:
         batch: its work.
         start, end: seconds on the engine's clock.
         tokens: the (request, token) pairs it gave.
-        host_seconds: what scheduling took before and after the step, in real time.
+        host_seconds: what `schedule` and `update` took, in real time.
+        metadata_seconds: what building the step's tensors took.
     """
 
     batch: ScheduledBatch
@@ -26,6 +27,7 @@ class StepRecord:
     end: float
     tokens: tuple[tuple[Request, int], ...]
     host_seconds: float = 0.0
+    metadata_seconds: float = 0.0
 
 
 class Engine:
@@ -83,7 +85,8 @@ class Engine:
         executed = time.perf_counter()
         tokens = self.scheduler.update(batch, sampled)
         host = time.perf_counter() - executed + scheduled - began
-        record = StepRecord(batch, start, self._clock(), tuple(tokens), host)
+        metadata: float = getattr(self.executor, "metadata_seconds", 0.0)  # a simulator builds none
+        record = StepRecord(batch, start, self._clock(), tuple(tokens), host, metadata)
         self._record(record)
         return record
 

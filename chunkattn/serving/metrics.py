@@ -156,6 +156,11 @@ def summarise(
         **_spread("itl", gaps),
         **_spread("e2el", [latency.e2el for latency in latencies]),
         **_spread("queue", [latency.queue for latency in latencies]),
+        "mean_e2el_per_token_ms": (
+            math.fsum(x.e2el / len(r.token_times) for x, r in zip(latencies, done)) / len(done) * 1e3
+            if done
+            else math.nan
+        ),
         "num_workers": len(recorders),
         "num_steps": sum(len(recorder.step_ends) for recorder in recorders),
         "num_preemptions": sum(recorder.num_preemptions for recorder in recorders),
@@ -163,6 +168,7 @@ def summarise(
         **_cache(recorders),
         **_pool(recorders),
         **_host(recorders),
+        **_fairness(done, recorders[0]._scheduler.config.fair_weights),
         "busy_share": sum(_busy(recorder) for recorder in recorders) / len(recorders) / duration,
     }
     if model is not None:
@@ -193,11 +199,39 @@ def _pool(recorders: Sequence[Recorder]) -> dict[str, Any]:
 
 
 def _host(recorders: Sequence[Recorder]) -> dict[str, Any]:
-    """Pure-Python cost of schedule() and update() in real time, also where steps are simulated."""
-    costs = sorted(
-        host / chunks * 1e6 for r in recorders for host, chunks in zip(r.host_seconds, r.num_chunks) if chunks
-    )
-    return {"median_host_us_per_chunk": percentile(costs, 50), "p99_host_us_per_chunk": percentile(costs, 99)}
+    """Cost of schedule() and update(), and of building tensors, in real time also where steps are simulated."""
+
+    def per_chunk(name: str, costs: Sequence[Sequence[float]]) -> dict[str, float]:
+        pairs = [(cost, n) for r, own in zip(recorders, costs) for cost, n in zip(own, r.num_chunks)]
+        ordered = sorted(cost / n * 1e6 for cost, n in pairs if n)
+        return {f"{key}_{name}_us_per_chunk": percentile(ordered, p) for key, p in (("median", 50), ("p99", 99))}
+
+    host, metadata = [r.host_seconds for r in recorders], [r.metadata_seconds for r in recorders]
+    spent = sum(map(sum, host)) + sum(map(sum, metadata))
+    busy = sum(map(_busy, recorders))
+    return {
+        **per_chunk("host", host),
+        **per_chunk("metadata", metadata),
+        "host_share": spent / busy if busy else math.nan,
+    }
+
+
+def _fairness(done: Sequence[RequestRecord], weights: tuple[float, float]) -> dict[str, Any]:
+    """Service of each client, and Jain's index of it: 1 where all got the same, 1/n where one got everything."""
+    service: dict[str, float] = {}
+    first: dict[str, list[float]] = {}
+    for record in done:
+        client = record.request.client_id
+        tokens = weights[0] * len(record.request.prompt_token_ids) + weights[1] * len(record.token_times)
+        service[client] = service.get(client, 0.0) + tokens
+        first.setdefault(client, []).append(record.token_times[0] - record.request.arrival_time)
+    squares = sum(value * value for value in service.values())
+    return {
+        "num_clients": len(service),
+        "jain_index": sum(service.values()) ** 2 / (len(service) * squares) if squares else math.nan,
+        "service_spread": max(service.values(), default=0.0) - min(service.values(), default=0.0),
+        "worst_client_p99_ttft_ms": max((percentile(sorted(t), 99) for t in first.values()), default=math.nan) * 1e3,
+    }
 
 
 def _busy(recorder: Recorder) -> float:

@@ -48,7 +48,7 @@ class Recorder:
         spans: chunks of the watched requests.
         step_starts, step_ends: seconds.
         step_tokens, step_prefill_tokens, pages_in_use, num_waiting: per step.
-        host_seconds, num_chunks: scheduling cost and size of each step.
+        host_seconds, metadata_seconds, num_chunks: scheduling cost and size of each step.
         work: counts over all steps.
         largest: the steps with the most tokens and with the most rows of logits, and their counts.
         hits, queries: prompt tokens found in the prefix cache and looked up, first admissions only.
@@ -68,6 +68,7 @@ class Recorder:
         self.requests: dict[str, RequestRecord] = {}
         self.spans: list[ChunkSpan] = []
         self.step_starts, self.step_ends, self.host_seconds = array("d"), array("d"), array("d")
+        self.metadata_seconds = array("d")
         self.step_tokens, self.step_prefill_tokens, self.pages_in_use = array("q"), array("q"), array("q")
         self.num_waiting, self.num_chunks = array("q"), array("q")
         self.work = StepWork()
@@ -99,6 +100,7 @@ class Recorder:
         self.step_starts.append(step.start)
         self.step_ends.append(end)
         self.host_seconds.append(step.host_seconds)
+        self.metadata_seconds.append(step.metadata_seconds)
         self.step_tokens.append(work.num_tokens)
         self.step_prefill_tokens.append(work.num_prefill_tokens)
         self.num_chunks.append(len(batch.chunks))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from chunkattn.simulation.calibration import Calibration
+from chunkattn.simulation.capacity_search import find_capacity
 from chunkattn.simulation.clock import SimulatedClock, WorkClock
 from chunkattn.simulation.cost_model import CostModel, MeasuredStep
 from chunkattn.simulation.disaggregated import Link, PageHandover, replay_disaggregated
@@ -33,6 +34,7 @@ __all__ = [
     "TraceRequest",
     "WorkClock",
     "Worker",
+    "find_capacity",
     "fitting",
     "parse_setting",
     "read_trace",

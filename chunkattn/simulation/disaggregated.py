@@ -47,6 +47,11 @@ class PageHandover:
         self._target = target
         self._blocks: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
+    @property
+    def metadata_seconds(self) -> float:
+        """What building the last step's tensors took."""
+        return self._target.metadata_seconds
+
     def take(self, request: Request, pages: Sequence[int]) -> None:
         """Copies a prompt's pages out of the prefill worker's cache."""
         device = self._source.cache[0].k_cache.device

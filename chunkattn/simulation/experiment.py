@@ -70,7 +70,7 @@ class Outcome:
     rate: float
     executor: str
     note: str
-    summary: Mapping[str, Any]
+    summary: dict[str, Any]
     recorders: Sequence[Recorder] = field(repr=False)
     records: Mapping[str, RequestRecord] = field(repr=False)
     num_refused: int = 0

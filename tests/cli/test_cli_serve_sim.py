@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 from tiny_model import write_model
 
 from chunkattn.cli.atomic_file import write_atomically
 from chunkattn.cli.commands import cli
+from chunkattn.cli.serve_view import ServeView
+from chunkattn.scheduler import Request, Scheduler, SchedulerConfig
+from chunkattn.serving import Engine
 
 FILES = {"report.html", "results.json", "steps.png", "latency.png", "tradeoff.png", "memory.png"}
 VLLM_KEYS = {
@@ -86,6 +91,40 @@ def test_json_sweep_and_saved_calibration(arguments: list[str], tmp_path: Path) 
     other = run([*arguments, *options, *calibration, "--dtype", "bfloat16"])
     assert other.exit_code == 1
     assert "calibration: expected a cost model of dtype bfloat16 in cost.json, got float32" in other.output
+
+
+def test_capacity_is_found_and_needs_an_slo(arguments: list[str], tmp_path: Path) -> None:
+    options = ["--setting", "sarathi:64", "--find-capacity", "--calibration", "cost.json"]
+    result = run([*arguments, *options, "--slo-ttft", "0.5", "--output", "out"])
+    assert result.exit_code == 0, result.output
+    assert "capacity, req/s" in result.output
+    (one,) = json.loads((tmp_path / "out" / "results.json").read_text())["runs"]
+    assert one["slo_capacity"] > 0
+    refused = run([*arguments, *options])
+    assert refused.exit_code == 1
+    assert "--find-capacity: expected a simulated executor and at least one --slo option" in refused.output
+
+
+@pytest.mark.parametrize(("width", "height"), [(100, 30), (50, 12)])
+def test_live_view_fits_the_terminal(width: int, height: int) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None)
+    scheduler = Scheduler(SchedulerConfig(16, 4, 4, 50))
+    engine = Engine(scheduler, lambda batch: {c.request.request_id: 0 for c in batch.chunks if c.samples})
+    view = ServeView(console)
+    view.begin("whole @ 1 requests/s", 3)
+    for i in range(3):
+        engine.add_request(Request(str(i), [1] * 30, 4))
+    while scheduler.has_work:
+        view._drawn = 0.0
+        view.on_step(engine.step(), scheduler)
+        with console.capture() as capture:
+            console.print(view._render())
+        lines = capture.get().splitlines()
+        assert len(lines) <= height
+        assert max(map(len, lines)) <= width
+        assert "running" in capture.get()
+        assert "/50 pages" in capture.get()
+    assert view._finished == 3
 
 
 def test_synthetic_arrivals_need_no_trace(arguments: list[str]) -> None:

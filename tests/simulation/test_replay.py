@@ -20,6 +20,7 @@ from chunkattn.simulation import (
     Experiment,
     Outcome,
     TraceRequest,
+    find_capacity,
     parse_setting,
     sweep,
 )
@@ -176,6 +177,30 @@ def test_prefill_worker_keeps_pages_until_they_are_over() -> None:
     narrow = Capacity(8, 4, 11, link_bytes_per_second=4.0 * kv, link_seconds_per_page=0.0)
     times = run("disaggregated", trace, capacity=narrow).records["1"].token_times
     assert times[0] == pytest.approx(1.039 + 10 + 1.039)
+
+
+def test_clients_are_counted_apart() -> None:
+    trace = [TraceRequest(0.0, 30, 5, client="a"), TraceRequest(0.0, 10, 5, client="b")]
+    summary = run("sarathi:32", trace).summary
+    service = (30 + 2 * 5, 10 + 2 * 5)
+    assert summary["num_clients"] == 2
+    assert summary["service_spread"] == service[0] - service[1]
+    assert summary["jain_index"] == pytest.approx(sum(service) ** 2 / 2 / (service[0] ** 2 + service[1] ** 2))
+    assert summary["worst_client_p99_ttft_ms"] == summary["max_ttft_ms"]
+
+
+def test_capacity_is_met_and_a_little_more_is_not() -> None:
+    trace = [TraceRequest(float(i), 40, 5) for i in range(60)]
+    for slo, bearable in ((Slo(ttft=3.0), True), (Slo(ttft=0.5), False)):
+        experiment = Experiment(trace, Capacity(4, 4, 200), work=ModelWork(CONFIG), cost=FLAT, slo=slo)
+        setting = parse_setting("sarathi:64")
+        for start in (0.1, 100.0):
+            rate = find_capacity(experiment, setting, start=start)
+            if not bearable:
+                assert rate == 0.0
+                continue
+            assert experiment.run(setting, rate).summary["slo_attainment"] >= 0.9
+            assert experiment.run(setting, 1.06 * rate).summary["slo_attainment"] < 0.9
 
 
 def test_sweep_runs_every_setting_at_every_rate() -> None:
