@@ -408,3 +408,16 @@ def test_unordered_writes_of_equal_bytes_may_be_allowed(check: bool, value: str)
     options = Options(check_equal_writes=check)
     _, result = snippet.run(body, threads=64, module=SHARED, options=options)
     assert (result.kinds == {"shared-race"}) == (check or value == "%thread")
+
+
+def test_lanes_on_their_way_to_a_barrier_are_waited_for() -> None:
+    """A compiler may put what thread 0 does behind the barrier in the text; hardware reconverges there."""
+    body = """
+      mov.u32 %r1, tile; mov.u32 %r3, 7; setp.eq.u32 %p1, %thread, 0; @%p1 bra THEN;
+      JOIN: bar.sync 0; ld.shared.u32 %r2, [%r1]; st.global.u32 [%my_out], %r2; bra DONE;
+      THEN: st.shared.u32 [%r1], %r3; bra JOIN;
+      DONE:"""
+    for seed in range(4):
+        out, result = snippet.run(body, threads=64, module=SHARED, options=Options.for_seed(seed))
+        result.require_clean()
+        assert (out == 7).all()

@@ -67,7 +67,7 @@ void release_barrier(Cta& cta, int id) {
 /// operands: destination of bar.red (or -1), barrier id, thread count (-1: the whole CTA), predicate.
 void exec_barrier(Warp& warp, const Instruction& inst) {
   Cta& cta = *warp.cta;
-  require_full_warp(warp, inst);
+  if (!require_full_warp(warp, inst)) return;
   cta.launch->counters.barriers++;
   const int lane = first_active_lane(warp);
   const u32 id = lanes<u32>(warp, inst.operands[1])[lane];
@@ -130,7 +130,7 @@ void release_cluster_if_complete(Cluster& cluster) {
 }  // namespace
 
 void exec_cluster_arrive(Warp& warp, const Instruction& inst) {
-  require_full_warp(warp, inst);
+  if (!require_full_warp(warp, inst)) return;
   Cluster& cluster = *warp.cta->cluster;
   if (warp.cluster_phase != warp.cluster_waited)
     report(warp, inst, "barrier", "barrier.cluster.arrive twice without a wait in between");
@@ -146,7 +146,7 @@ void exec_cluster_arrive(Warp& warp, const Instruction& inst) {
 }
 
 void exec_cluster_wait(Warp& warp, const Instruction& inst) {
-  require_full_warp(warp, inst);
+  if (!require_full_warp(warp, inst)) return;
   Cluster& cluster = *warp.cta->cluster;
   if (warp.cluster_phase == warp.cluster_waited)
     fail(warp, inst, "barrier", "barrier.cluster.wait without an arrive");

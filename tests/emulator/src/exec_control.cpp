@@ -13,7 +13,22 @@ void exec_branch(Warp& warp, const Instruction& inst) {
   warp.branched = true;
 }
 
+/// Instructions that wait in require_full_warp().
+static bool is_aligned(const Instruction& inst) {
+  static const Handler handlers[] = {exec_barrier,   exec_cluster_arrive, exec_cluster_wait, exec_set_registers,
+                                     exec_mma,       exec_ldmatrix,       exec_stmatrix,     exec_movmatrix,
+                                     exec_wgmma,     exec_wgmma_fence,    exec_wgmma_commit, exec_wgmma_wait,
+                                     exec_tensormap_copy};
+  return std::find(std::begin(handlers), std::end(handlers), inst.handler) != std::end(handlers);
+}
+
 void exec_exit(Warp& warp, const Instruction&) {
+  for (const LaneGroup& group : warp.groups) {
+    const Instruction& waiting = warp.cta->launch->program->code[group.pc];
+    if (group.stalled && is_aligned(waiting))
+      fail(warp, waiting, "convergence",
+           format("lanes %08x wait at an .aligned instruction for lanes that end without it", group.mask));
+  }
   warp.live_mask &= ~warp.mask;
   warp.mask = 0;
   warp.branched = true;
@@ -36,7 +51,7 @@ void exec_clock(Warp& warp, const Instruction& inst) {
 
 /// setmaxnreg: the count is checked, registers are not scarce here.
 void exec_set_registers(Warp& warp, const Instruction& inst) {
-  require_full_warp(warp, inst);
+  if (!require_full_warp(warp, inst)) return;
   if (inst.immediate < 24 || inst.immediate > 256 || inst.immediate % 8)
     fail(warp, inst, "launch", "setmaxnreg needs a multiple of 8 from 24 to 256");
 }
@@ -47,10 +62,14 @@ bool converge(Warp& warp, u32 members) {
   return false;
 }
 
-void require_full_warp(Warp& warp, const Instruction& inst) {
-  if (warp.mask != warp.live_mask)
+bool require_full_warp(Warp& warp, const Instruction& inst) {
+  if (warp.mask == warp.live_mask) return true;
+  const auto on_its_way = [](const LaneGroup& group) { return !group.stalled; };
+  if (std::none_of(warp.groups.begin(), warp.groups.end(), on_its_way))
     fail(warp, inst, "convergence", format(".aligned instruction executed by lanes %08x of %08x", warp.mask,
                                            warp.live_mask));
+  warp.retry = true;
+  return false;
 }
 
 /// bar.warp.sync. Lanes of a warp run in lockstep, so only their meeting matters.

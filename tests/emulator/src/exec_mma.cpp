@@ -84,7 +84,7 @@ u32 undefined_accumulator(Warp& warp, const Instruction& inst, int r, u32 rows, 
 
 /// m16n8k*. operands: D, A, B, C registers one after the other.
 void exec_mma(Warp& warp, const Instruction& inst) {
-  require_full_warp(warp, inst);
+  if (!require_full_warp(warp, inst)) return;
   Counters& counters = warp.cta->launch->counters;
   counters.matrix_operations++;
   counters.matrix_flops += 2ull * kRows * kColumns * inst.shape_k;
@@ -134,7 +134,7 @@ static void count_matrix_rows(Warp& warp, const u32* address, int count) {
 }
 
 void exec_ldmatrix(Warp& warp, const Instruction& inst) {
-  require_full_warp(warp, inst);
+  if (!require_full_warp(warp, inst)) return;
   check_address(warp, inst, inst.address);
   u16 rows[32][8];
   u32 address[32], undefined_rows = 0;
@@ -162,7 +162,7 @@ void exec_ldmatrix(Warp& warp, const Instruction& inst) {
 }
 
 void exec_stmatrix(Warp& warp, const Instruction& inst) {
-  require_full_warp(warp, inst);
+  if (!require_full_warp(warp, inst)) return;
   check_address(warp, inst, inst.address);
   u16 rows[32][8];
   u32 address[32], undefined_rows = 0;
@@ -191,7 +191,7 @@ void exec_stmatrix(Warp& warp, const Instruction& inst) {
 }
 
 void exec_movmatrix(Warp& warp, const Instruction& inst) {
-  require_full_warp(warp, inst);
+  if (!require_full_warp(warp, inst)) return;
   u16 matrix[8][8];
   const u32* source = lanes<u32>(warp, inst.operands[1]);
   for (int lane = 0; lane < kWarpSize; lane++) {

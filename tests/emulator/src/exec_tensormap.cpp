@@ -92,7 +92,7 @@ void exec_tensormap_replace(Warp& warp, const Instruction& inst) {
 
 /// tensormap.cp_fenceproxy: address: global destination, address2: shared source. It releases the map.
 void exec_tensormap_copy(Warp& warp, const Instruction& inst) {
-  require_full_warp(warp, inst);
+  if (!require_full_warp(warp, inst)) return;
   const int lane = first_active_lane(warp);
   const u64 to = lane_address(warp, inst.address, lane);
   bool defined = true;

@@ -263,14 +263,14 @@ void touch_wgmma_registers(Warp& warp, const Instruction& inst) {
 }
 
 void exec_wgmma_fence(Warp& warp, const Instruction& inst) {
-  require_full_warp(warp, inst);
+  if (!require_full_warp(warp, inst)) return;
   auto& accessed = warp.wgmma_accessed;
   inst.idle += std::find(accessed.begin(), accessed.end(), 1) == accessed.end();
   std::fill(accessed.begin(), accessed.end(), 0);
 }
 
 void exec_wgmma(Warp& warp, const Instruction& inst) {
-  require_full_warp(warp, inst);
+  if (!require_full_warp(warp, inst)) return;
   Cta& cta = *warp.cta;
   if ((warp.id | 3) >= cta.warp_count) fail(warp, inst, "convergence", "wgmma outside a warpgroup of four warps");
   WgmmaOp op;
@@ -308,7 +308,7 @@ void exec_wgmma(Warp& warp, const Instruction& inst) {
 }
 
 void exec_wgmma_commit(Warp& warp, const Instruction& inst) {
-  require_full_warp(warp, inst);
+  if (!require_full_warp(warp, inst)) return;
   inst.idle += warp.wgmma.empty() || warp.wgmma.back().group != warp.wgmma_group;
   warp.wgmma_group++;
 }
@@ -316,7 +316,7 @@ void exec_wgmma_commit(Warp& warp, const Instruction& inst) {
 /// A wgmma belongs to its warpgroup: it has completed for one warp when it has for all four, which is only
 /// possible once all of them have issued it.
 void exec_wgmma_wait(Warp& warp, const Instruction& inst) {
-  require_full_warp(warp, inst);
+  if (!require_full_warp(warp, inst)) return;
   const s64 covered = s64(warp.wgmma_group) - inst.immediate;  // groups below this number
   Warp* group = warpgroup(warp);
   for (int k = 0; k < 4; k++)

@@ -99,7 +99,8 @@ void mbarrier_complete_arrival(Cta&, Warp&, const Instruction&, u32 offset, cons
 /// For collectives with a member mask: whether all named live lanes are here. If not, the instruction is
 /// retried once the other lanes of the warp have moved on.
 bool converge(Warp&, u32 members);
-/// Reports an .aligned instruction that a part of the warp executes.
-void require_full_warp(Warp&, const Instruction&);
+/// For .aligned instructions: whether all live lanes are here. If not, the others may still be on their way, and the
+/// instruction is retried once they have moved on; if they cannot, the launch stops.
+bool require_full_warp(Warp&, const Instruction&);
 
 }  // namespace ptxemu
