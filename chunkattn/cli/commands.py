@@ -11,6 +11,7 @@ from chunkattn.cli.bench import bench
 from chunkattn.cli.build import build
 from chunkattn.cli.models import models
 from chunkattn.cli.serve_command import serve_sim
+from chunkattn.cli.tune import tune
 
 DTYPES = ("float32", "bfloat16", "float16")
 BACKENDS = ("reference", "cpu", "triton", "cuda")
@@ -26,6 +27,7 @@ cli.add_command(bench)
 cli.add_command(serve_sim)
 cli.add_command(build)
 cli.add_command(models)
+cli.add_command(tune)
 
 
 @cli.command()

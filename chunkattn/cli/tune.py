@@ -1,0 +1,138 @@
+"""The options of `chunkattn tune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+ARRIVALS = ("azure-conv", "azure-code", "mooncake", "sharegpt", "arxiv", "bwb")
+
+
+@click.group()
+def tune() -> None:
+    """Settings by measurement."""
+
+
+@tune.command()
+@click.argument("trace", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--slo-itl",
+    required=True,
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="Most seconds between two tokens, 99th percentile.",
+)
+@click.option(
+    "--slo-ttft",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="Most seconds to the first token, 99th percentile.",
+)
+@click.option(
+    "--margin",
+    default=0.1,
+    show_default=True,
+    type=click.FloatRange(min=0, max=1, max_open=True),
+    help="Share of both that stays free.",
+)
+@click.option(
+    "--decodes", default=16, show_default=True, type=click.IntRange(min=1), help="Requests decoding in every step."
+)
+@click.option(
+    "--decode-context", type=click.IntRange(min=1), metavar="N", help="Tokens a decode reads.  [of the trace]"
+)
+@click.option(
+    "--history", type=click.IntRange(min=0), metavar="N", help="Longest history before a chunk.  [p99 of the trace]"
+)
+@click.option(
+    "--arrivals",
+    default="azure-conv",
+    show_default=True,
+    type=click.Choice(ARRIVALS),
+    help="Without TRACE: a synthetic process fitted to this public trace.",
+)
+@click.option("--requests", "num_requests", default=400, show_default=True, type=click.IntRange(min=2), metavar="N")
+@click.option(
+    "--length-scale", default=1.0, show_default=True, type=click.FloatRange(min=0, min_open=True), metavar="X"
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="R",
+    help="Arrivals a second of the replay.  [default: what keeps the recommended budget 70 % busy]",
+)
+@click.option("--seed", default=0, show_default=True, help="Of synthetic arrivals.")
+@click.option("--tile", default=64, show_default=True, type=click.IntRange(min=1), help="Budgets are its multiples.")
+@click.option("--model", default="smollm2", show_default=True, metavar="NAME|DIR", help="As in chunkattn demo.")
+@click.option("--dtype", default="float32", show_default=True, type=click.Choice(("float32", "bfloat16", "float16")))
+@click.option("--device", default="cpu", show_default=True, help="Where the model runs.")
+@click.option("--backend", metavar="NAME", help="Attention backend.  [default: best capable]")
+@click.option(
+    "--longest",
+    default=1024,
+    show_default=True,
+    type=click.IntRange(min=16),
+    metavar="N",
+    help="Most tokens of a measured step; no larger budget is looked at.",
+)
+@click.option(
+    "--profile",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Recorded steps instead of measuring: a cost model (JSON), steps (CSV), or Vidur's layer profile (CSV).",
+)
+@click.option(
+    "--save-profile",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Keep what was measured, for --profile.",
+)
+@click.option("--layers", type=click.IntRange(min=1), help="Of the model; for a layer profile.")
+@click.option("--peak-flops", type=float, metavar="F", help="Of a device, dense 16-bit; for a layer profile.")
+@click.option("--peak-bandwidth", type=float, metavar="B", help="Of a device, bytes/s; for a layer profile.")
+@click.option(
+    "--tensor-parallel", default=1, show_default=True, type=click.IntRange(min=1), help="For a layer profile."
+)
+@click.option(
+    "--output",
+    default=Path("chunkattn-tune-budget"),
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Where budget.png and budget.json go.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON and nothing else.")
+def budget(
+    slo_itl: float,
+    slo_ttft: float | None,
+    margin: float,
+    layers: int | None,
+    peak_flops: float | None,
+    peak_bandwidth: float | None,
+    tensor_parallel: int,
+    **options: object,
+) -> None:
+    """Recommends a token budget for a latency objective.
+
+    Fits a model of step times to steps measured now, or recorded in a profile; takes the smallest budget within 5 % of
+    the best rate that meets the objective; replays TRACE (or synthetic arrivals) in the simulator to confirm it.
+
+    The exit status is 2 where no budget meets the objective, or none does in the replay.
+    """
+    from chunkattn.cli.tune_budget import BudgetOptions, run_tune_budget
+    from chunkattn.tuning.profile import Device
+    from chunkattn.tuning.token_budget import Objective
+
+    try:
+        confirmed = run_tune_budget(
+            BudgetOptions(
+                objective=Objective(slo_itl, slo_ttft, margin),
+                profiled=Device(layers, peak_flops, peak_bandwidth, tensor_parallel),
+                **options,  # type: ignore[arg-type]
+            )
+        )
+    except (ValueError, FileNotFoundError, ImportError, NotImplementedError) as error:
+        raise click.ClickException(str(error)) from error
+    if not confirmed:
+        raise click.exceptions.Exit(2)

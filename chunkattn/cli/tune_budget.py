@@ -1,0 +1,230 @@
+"""`chunkattn tune budget`: measure or read, recommend, replay, show."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from chunkattn.bench import machine as bench_machine
+from chunkattn.cli.atomic_file import write_atomically
+from chunkattn.extras import require
+from chunkattn.serving import percentile
+from chunkattn.simulation import PROCESSES, Calibration, CostModel, SyntheticProcess, TraceRequest, read_trace, scale
+from chunkattn.tuning.profile import Device, read_profile
+from chunkattn.tuning.token_budget import BudgetPlan, Objective, describe_needs, engine_settings, plan_token_budget
+from chunkattn.tuning.traffic import Confirmation, confirm, load_of
+
+_ROWS = 12  # of the table
+
+
+@dataclass(frozen=True)
+class BudgetOptions:
+    """The command's options; see ``chunkattn tune budget --help``."""
+
+    objective: Objective
+    trace: Path | None
+    decodes: int
+    decode_context: int | None
+    history: int | None
+    arrivals: str
+    num_requests: int
+    length_scale: float
+    rate: float | None
+    seed: int
+    tile: int
+    model: str
+    dtype: str
+    device: str
+    backend: str | None
+    longest: int
+    profile: Path | None
+    save_profile: Path | None
+    profiled: Device
+    output: Path
+    as_json: bool
+
+
+def run_tune_budget(options: BudgetOptions) -> bool:
+    """Recommends a budget, prints it and writes its files.
+
+    Returns:
+        Whether some budget meets the objective, in the replay too.
+
+    Raises:
+        ValueError, FileNotFoundError, MissingExtraError: one sentence for the user; no file is half written.
+    """
+    require("rich", extra="demo", purpose="chunkattn tune budget")
+    require("matplotlib", extra="demo", purpose="the picture of tune budget")
+    from rich.console import Console
+
+    console = Console(highlight=False, stderr=options.as_json)
+    trace = _trace(options)
+    if options.profile is not None:
+        cost = read_profile(options.profile, options.profiled)
+    else:
+        cost, trace = _measure(options, trace, console)
+    load = load_of(trace, options.decodes)
+    load = replace(load, decode_context=options.decode_context or load.decode_context)
+    if options.history is not None:
+        load = replace(load, longest_history=options.history, history=min(load.history, options.history))
+    plan = plan_token_budget(cost, load, options.objective, tile=options.tile, largest=cost.knots[-1])
+    confirmation = None
+    if plan.recommended is not None:
+        confirmation = confirm(plan, cost, trace, max_num_seqs=options.decodes, rate=options.rate)
+    _show(options, console, plan, confirmation, cost)
+    return confirmation is not None and confirmation.chosen is not None
+
+
+def _trace(options: BudgetOptions) -> list[TraceRequest]:
+    """The trace at one request a second on average."""
+    if options.trace is None:
+        trace = PROCESSES[options.arrivals].sample(options.num_requests, options.seed)
+    else:
+        trace = read_trace(options.trace)[: options.num_requests]
+        if len(trace) < 2:
+            raise ValueError(f"trace: expected at least two requests in {options.trace}, got {len(trace)}")
+        if math.isnan(trace[0].arrival):
+            trace = SyntheticProcess.fit(trace).with_arrivals(trace, options.seed)
+    duration = trace[-1].arrival - trace[0].arrival
+    own_rate = (len(trace) - 1) / duration if duration > 0 else 1.0
+    return scale(trace, rate=1 / own_rate, length=options.length_scale)
+
+
+def _measure(options: BudgetOptions, trace: list[TraceRequest], console: Any) -> tuple[CostModel, list[TraceRequest]]:
+    """Steps of the model on this machine; and what of the trace the model can hold."""
+    import torch
+    from rich.progress import Progress
+
+    from chunkattn.models import load_model
+
+    model = load_model(
+        options.model, dtype=getattr(torch, options.dtype), device=options.device, backend=options.backend
+    )
+    fitting = scale(trace, longest=model.decoder.max_seq_len)
+    if not fitting:
+        raise ValueError(f"trace: expected a request of at most {model.decoder.max_seq_len} tokens, got none")
+    calibration = Calibration(
+        model.decoder,
+        page_size=16,
+        longest_chunk=options.longest,
+        longest_context=max(request.num_prompt_tokens + request.num_output_tokens for request in fitting),
+        most_decodes=options.decodes,
+        seed=options.seed,
+    )
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("measuring steps")
+        cost = calibration.run(lambda done, total: progress.update(task, completed=done, total=total))
+    if options.save_profile is not None:
+        write_atomically(options.save_profile, cost.to_json())
+    return cost, fitting
+
+
+def error_percentiles(cost: CostModel) -> tuple[float, float]:
+    """Median and 90th percentile of the held-out errors; NaN where nothing was held out."""
+    errors = sorted(cost.held_out_errors)
+    return (median(errors), percentile(errors, 90)) if errors else (math.nan, math.nan)
+
+
+def _show(
+    options: BudgetOptions, console: Any, plan: BudgetPlan, confirmation: Confirmation | None, cost: CostModel
+) -> None:
+    from chunkattn.cli.tune_picture import budget_picture
+
+    middle, wide = error_percentiles(cost)
+    chosen = confirmation.chosen if confirmation is not None else None
+    settings = engine_settings(chosen.budget, options.decodes) if chosen is not None else {}
+    needs = list(describe_needs(plan))
+    result = {
+        "objective": asdict(plan.objective),
+        "load": asdict(plan.load),
+        "recommended": chosen.budget if chosen is not None else None,
+        "settings": settings,
+        "needs": asdict(plan.needs) if plan.needs is not None else None,
+        "held_out_error": {"median": _known(middle), "p90": _known(wide), "steps": len(cost.held_out_errors)},
+        "candidates": [asdict(candidate) | {"feasible": candidate.feasible} for candidate in plan.candidates],
+        "replay": asdict(confirmation) if confirmation is not None else None,
+        "facts": {**cost.facts, "command": bench_machine.command()},
+    }
+    text = json.dumps(result, indent=1, default=str) + "\n"
+    picture = budget_picture(plan, confirmation)
+    write_atomically(options.output / "budget.png", picture)
+    write_atomically(options.output / "budget.json", text)
+    if options.as_json:
+        sys.stdout.write(text)
+        return
+    console.print(_table(plan, confirmation))
+    known = "no held-out steps" if math.isnan(middle) else f"median {middle:.1%}, nine of ten under {wide:.1%}"
+    console.print(f"Model of step times: held-out error {known} ({len(cost.held_out_errors)} steps).", soft_wrap=True)
+    if "attention" in cost.facts:
+        console.print(f"Attention is {cost.facts['attention']}.", soft_wrap=True)
+    for line in needs:
+        console.print(f"- {line}", soft_wrap=True)
+    if plan.recommended is not None and confirmation is not None:
+        _verdict(console, plan, confirmation, wide, settings)
+    console.print(f"Picture: {options.output / 'budget.png'}", soft_wrap=True)
+
+
+def _verdict(console: Any, plan: BudgetPlan, confirmation: Confirmation, wide: float, settings: dict[str, str]) -> None:
+    chosen = confirmation.chosen
+    if chosen is None:
+        console.print(
+            f"not confirmed: no feasible budget meets the objective in the replay at {confirmation.rate:.3g} requests/s"
+        )
+        return
+    predicted = next(c for c in plan.candidates if c.budget == chosen.budget)
+    bar = "" if math.isnan(wide) else f" ± {predicted.itl * wide * 1e3:.2g}"
+    console.print(
+        f"[bold]Token budget {chosen.budget}[/]: predicted ITL p99 {predicted.itl * 1e3:.4g}{bar} ms if every step is "
+        f"full; replayed at {confirmation.rate:.3g} requests/s: ITL p99 {chosen.itl_p99 * 1e3:.4g} ms, "
+        f"TTFT p99 {chosen.ttft_p99:.3g} s",
+        soft_wrap=True,
+    )
+    for engine, line in settings.items():
+        console.print(f"  {engine:13}{line}", soft_wrap=True)
+
+
+def _table(plan: BudgetPlan, confirmation: Confirmation | None) -> Any:
+    from rich.table import Table
+
+    load = plan.load
+    table = Table(
+        title=f"{load.decodes} decodes at {load.decode_context} tokens, history up to {load.longest_history}",
+        title_style="bold",
+        title_justify="left",
+    )
+    for column in ("budget", "step", "prompt", "prompt tok/s", "meets", "replayed ITL p99", "TTFT p99"):
+        table.add_column(column, justify="right")
+    replays = {r.budget: r for r in confirmation.replays} if confirmation is not None else {}
+    chosen = confirmation.chosen.budget if confirmation is not None and confirmation.chosen is not None else None
+    for candidate in plan.candidates:
+        if candidate.budget not in _shown([c.budget for c in plan.candidates], replays):
+            continue
+        replayed = replays.get(candidate.budget)
+        table.add_row(
+            str(candidate.budget),
+            f"{candidate.itl * 1e3:.4g} ms",
+            f"{candidate.ttft:.3g} s",
+            f"{candidate.rate:,.0f}",
+            "yes" if candidate.feasible else "no: ITL" if not candidate.meets_itl else "no: TTFT",
+            f"{replayed.itl_p99 * 1e3:.4g} ms" if replayed else "",
+            f"{replayed.ttft_p99:.3g} s" if replayed else "",
+            style="bold" if candidate.budget == chosen else None,
+        )
+    return table
+
+
+def _shown(sizes: Sequence[int], always: Any) -> set[int]:
+    """About a dozen, evenly in ratio, and those that were replayed."""
+    first, last = sizes[0], sizes[-1]
+    wanted = [first * (last / first) ** (i / (_ROWS - 1)) for i in range(_ROWS)]
+    return {min(sizes, key=lambda size: abs(size - target)) for target in wanted} | set(always)
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,92 @@
+"""`chunkattn tune budget` from the outside: recommendation, files, infeasible objectives, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tiny_model import write_model
+
+from chunkattn.cli.commands import cli
+from chunkattn.simulation import CostModel
+
+
+@pytest.fixture
+def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    cost = CostModel((1, 2048), (5e-3, 0.2048), 1e-9, 1e-8, 0.0, 0.0, held_out_errors=(0.01, 0.02, 0.3))
+    (tmp_path / "cost.json").write_text(cost.to_json())
+    return "cost.json"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["tune", "budget", *arguments], env={"COLUMNS": "110"})
+
+
+def test_one_command_gives_budget_settings_and_picture(profile: str, tmp_path: Path) -> None:
+    result = run("--profile", profile, "--slo-itl", "0.08", "--requests", "50", "--output", "out")
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "out" / "budget.json").read_text())
+    budget = found["recommended"]
+    assert budget % 64 == 0
+    assert f"Token budget {budget}" in result.output
+    assert f"--max-num-batched-tokens {budget} " in result.output
+    assert f"--chunked-prefill-size {budget} " in result.output
+    assert f"--max_num_tokens {budget} " in result.output
+    assert "held-out error median 2.0%" in result.output
+    assert "±" in result.output
+    replayed = next(r for r in found["replay"]["replays"] if r["budget"] == budget)
+    assert replayed["itl_p99"] <= 0.08
+    assert replayed["met"] is True
+    assert (tmp_path / "out" / "budget.png").read_bytes().startswith(b"\x89PNG")
+    again = run("--profile", profile, "--slo-itl", "0.08", "--requests", "50", "--output", "out", "--json")
+    assert json.loads(again.stdout)["recommended"] == budget
+
+
+def test_infeasible_objective_exits_2_and_says_what_is_needed(profile: str, tmp_path: Path) -> None:
+    result = run("--profile", profile, "--slo-itl", "0.002", "--requests", "50", "--output", "out")
+    assert result.exit_code == 2
+    for word in ("infeasible", "needed: an ITL objective of", "faster"):
+        assert word in result.output
+    assert "--max-num-batched-tokens" not in result.output
+    assert json.loads((tmp_path / "out" / "budget.json").read_text())["recommended"] is None
+    assert (tmp_path / "out" / "budget.png").exists()
+
+
+def test_a_flood_is_not_confirmed(profile: str) -> None:
+    result = run("--profile", profile, "--slo-itl", "0.08", "--slo-ttft", "3", "--requests", "50", "--rate", "100")
+    assert result.exit_code == 2
+    assert "not confirmed" in result.output or "infeasible" in result.output
+
+
+def test_measures_a_model_and_keeps_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path)
+    arguments = ("--slo-itl", "30", "--decodes", "2", "--tile", "16", "--length-scale", "0.1", "--requests", "20")
+    measured = run("--model", ".", "--longest", "64", "--save-profile", "kept.json", "--json", *arguments)
+    assert measured.exit_code == 0, measured.output
+    first = json.loads(measured.stdout)
+    assert first["recommended"] in (16, 32, 48, 64)
+    assert first["held_out_error"]["steps"] == 12
+    assert CostModel.read(tmp_path / "kept.json").facts["dtype"] == "float32"
+    again = run("--profile", "kept.json", "--json", *arguments)
+    assert json.loads(again.stdout)["candidates"] == first["candidates"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--slo-itl", "0"), "Invalid value for '--slo-itl'"),
+        (("--slo-itl", "1", "--margin", "1"), "Invalid value for '--margin'"),
+        (("--slo-itl", "1", "--decodes", "4096"), "largest: expected at least 4160 measured tokens"),
+        ((), "Missing option '--slo-itl'"),
+    ],
+)
+def test_refusals(profile: str, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = run("--profile", profile, "--output", "out", *arguments)
+    assert result.exit_code != 0
+    assert message in result.output
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "out").exists()
