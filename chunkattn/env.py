@@ -10,6 +10,8 @@ CHUNKATTN_ISA        avx512bf16, avx512, avx2,   instruction set of the cpu back
                      portable                    best one this processor has
 CHUNKATTN_CACHE      a folder                    where GPU kernels built on this machine are kept
                                                  (default: chunkattn in the user's cache folder)
+CHUNKATTN_TUNING     a file                      the table of measured settings
+                                                 (default: tuning.json in the user's cache folder)
 CHUNKATTN_BUILD_JOBS a positive integer          compilers at once, instead of what processors and memory allow
 CHUNKATTN_VLLM_SO    a file                      vLLM's CPU op library (_C.abi3.so), a peer in benchmarks
 ==================== =========================== ====================================================
@@ -32,6 +34,7 @@ class Settings:
     backend: str | None = None
     isa: str | None = None
     cache: str | None = None
+    tuning: str | None = None
     build_jobs: int | None = None
     vllm_library: str | None = None
 
@@ -65,6 +68,7 @@ def read() -> Settings:
         backend=_choice("CHUNKATTN_BACKEND", BACKENDS),
         isa=_choice("CHUNKATTN_ISA", ISAS),
         cache=os.environ.get("CHUNKATTN_CACHE") or None,
+        tuning=os.environ.get("CHUNKATTN_TUNING") or None,
         build_jobs=_count("CHUNKATTN_BUILD_JOBS"),
         vllm_library=os.environ.get("CHUNKATTN_VLLM_SO") or None,
     )

@@ -82,7 +82,8 @@ ABOVE = {
     "chunkattn.api": ("scheduler", "models", "cli", "testing"),
     "chunkattn.scheduler": ("serving", "simulation", "models", "cli", "testing"),
     "chunkattn.serving": ("simulation", "cli", "testing"),
-    "chunkattn.simulation": ("cli", "testing"),
+    "chunkattn.simulation": ("tuning", "cli", "testing"),
+    "chunkattn.tuning": ("cli", "testing"),
     "chunkattn.models": ("cli", "testing", "backends", "ops"),
     "chunkattn.backends": ("api", "ops", "scheduler", "models", "cli", "testing"),
 }

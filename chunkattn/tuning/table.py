@@ -1,0 +1,321 @@
+"""Measured settings that outlive a process: one JSON file, one entry a key.
+
+Entries stand alone. One is valid as long as everything its key names is the same (device, driver, library, kernel,
+shape); another entry of another device or version beside it does no harm and is kept, since a home directory may be
+shared by machines. What cannot be read is skipped with a warning and never stops anybody.
+
+Saving merges under a lock and replaces the file in one step, so concurrent writers lose nothing and a killed one leaves
+the old file. Nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+from chunkattn.env import SETTINGS
+from chunkattn.extras import require
+
+SCHEMA = 1
+FORMAT = "chunkattn-tuning"
+FILE_NAME = "tuning.json"
+_LOCK_SECONDS = 10.0
+
+Values = Mapping[str, int]
+
+
+class TuningKey(NamedTuple):
+    """Everything a measured setting depends on; it is of no use to anything else. A tuple, for its fast hash.
+
+    Attributes:
+        backend: that the setting is of.
+        device: its name, and what of it is used (threads, instruction set).
+        driver: of the device, "" for a CPU.
+        library: version of this package.
+        kernel: hash of the kernel's content.
+        dtype: of queries and cache.
+        head_dim, value_dim: sizes of a head.
+        group: query heads a KV head.
+        page_class: of page sizes that behave alike.
+        mix_class: of batches that behave alike.
+    """
+
+    backend: str
+    device: str
+    driver: str
+    library: str
+    kernel: str
+    dtype: str
+    head_dim: int
+    value_dim: int
+    group: int
+    page_class: str
+    mix_class: str
+
+
+@dataclass(frozen=True)
+class TuningEntry:
+    """A measured setting.
+
+    Attributes:
+        values: the setting, integers by name.
+        gain: time of the default divided by its own, measured side by side; at least 1.
+        spread: relative spread of that measurement.
+        measured: when, seconds since 1970.
+    """
+
+    values: Values
+    gain: float
+    spread: float
+    measured: float
+
+
+class TuningTableWarning(UserWarning):
+    """Something in a table, or a table, could not be used."""
+
+
+def table_path(explicit: Path | str | None = None) -> Path:
+    """Where the user's table is: the argument, CHUNKATTN_TUNING, CHUNKATTN_CACHE, or the user's cache folder."""
+    if explicit is not None:
+        return Path(explicit)
+    if SETTINGS.tuning is not None:
+        return Path(SETTINGS.tuning)
+    if SETTINGS.cache is not None:
+        return Path(SETTINGS.cache) / FILE_NAME
+    platformdirs = require("platformdirs", extra="tune", purpose="finding the table of measured settings")
+    return Path(platformdirs.user_cache_dir("chunkattn", appauthor=False)) / FILE_NAME
+
+
+class TuningTable:
+    """Entries in memory, read once; `find` is a dictionary lookup and touches no file.
+
+    Attributes:
+        path: the file, which need not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._entries: dict[TuningKey, TuningEntry] = _read(path).entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[TuningKey]:
+        return iter(self._entries)
+
+    def find(self, key: TuningKey) -> TuningEntry | None:
+        """The entry of exactly this key; None is a miss."""
+        return self._entries.get(key)
+
+    def save(self, new: Mapping[TuningKey, TuningEntry]) -> bool:
+        """Adds entries to the file, beside what others have written meanwhile; of equal keys the later measured stays.
+
+        Returns:
+            Whether the file has them. Where it cannot be written (read-only folder, full disk, a lock nobody gives
+            back) a warning says so; the entries hold in this process all the same.
+
+        Raises:
+            ValueError: an entry that could not be read back.
+        """
+        for entry in new.values():
+            problem = _problem(entry)
+            if problem:
+                raise ValueError(f"new: expected {problem}, got {entry}")
+        self._entries = _newest(self._entries, new)
+        return self._rewrite(lambda there: _newest(there, self._entries))
+
+    def drop(self, keys: Collection[TuningKey]) -> bool:
+        """Takes entries out, of the file too; returns whether that was written."""
+
+        def without(entries: Mapping[TuningKey, TuningEntry]) -> dict[TuningKey, TuningEntry]:
+            return {key: entry for key, entry in entries.items() if key not in keys}
+
+        self._entries = without(self._entries)
+        return self._rewrite(without)
+
+    def _rewrite(self, change: Callable[[dict[TuningKey, TuningEntry]], dict[TuningKey, TuningEntry]]) -> bool:
+        """Replaces the file by a change of what it holds now."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(self.path):
+                there = _read(self.path)
+                if there.refuses:
+                    raise OSError(there.refuses)
+                if there.worth_keeping:
+                    shutil.copy2(self.path, self.path.with_name(self.path.name + ".unreadable"))
+                entries = change(there.entries)
+                _replace(self.path, _text(entries, there.foreign))
+        except OSError as error:
+            _warn(f"{self.path} was not written: {error}; the settings hold for this process only")
+            return False
+        self._entries = entries
+        return True
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What a file holds.
+
+    Attributes:
+        entries: that are understood.
+        foreign: of other programs or versions, kept as they are.
+        refuses: why the file must not be replaced; "" if it may.
+        worth_keeping: it is no table, so a copy is kept when it is replaced.
+    """
+
+    entries: dict[TuningKey, TuningEntry] = field(default_factory=dict)
+    foreign: list[Any] = field(default_factory=list)
+    refuses: str = ""
+    worth_keeping: bool = False
+
+
+_KEY_TYPES = get_type_hints(TuningKey)
+
+
+def _read(path: Path) -> _Content:
+    """Never raises; warns of what it skips."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return _Content()
+    except OSError as error:
+        _warn(f"{path} cannot be read: {error}")
+        return _Content(refuses=f"it cannot be read: {error}")
+    try:
+        table = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        _warn(f"{path} is damaged and ignored: {error}")
+        return _Content(worth_keeping=bool(data))
+    if not isinstance(table, dict) or table.get("format") != FORMAT or type(table.get("schema")) is not int:
+        _warn(f"{path} is no table of measured settings and ignored")
+        return _Content(worth_keeping=True)
+    if table["schema"] > SCHEMA:
+        _warn(f"{path} has schema {table['schema']}, this version reads {SCHEMA}; ignored")
+        return _Content(refuses=f"it has schema {table['schema']}, of a later version")
+    rows = table.get("entries")
+    if table["schema"] != SCHEMA or not isinstance(rows, list):
+        _warn(f"{path} has no entries of schema {SCHEMA}; ignored")
+        return _Content(worth_keeping=True)
+    entries: dict[TuningKey, TuningEntry] = {}
+    foreign: list[Any] = []
+    for row in rows:
+        pair = _parse(row)
+        if pair is None:
+            foreign.append(row)
+        else:
+            entries = _newest(entries, dict([pair]))
+    if foreign:
+        _warn(f"{path}: {len(foreign)} of {len(rows)} entries are not understood and skipped")
+    return _Content(entries, foreign)
+
+
+def _parse(row: Any) -> tuple[TuningKey, TuningEntry] | None:
+    """An entry of the file; None where a field is missing, unknown, or of another type or range."""
+    if not isinstance(row, dict) or set(row) != {"key", "values", "gain", "spread", "measured"}:
+        return None
+    key, values = row["key"], row["values"]
+    if not isinstance(key, dict) or set(key) != set(_KEY_TYPES):
+        return None
+    if any(type(key[name]) is not kind for name, kind in _KEY_TYPES.items()):
+        return None
+    entry = TuningEntry(values, row["gain"], row["spread"], row["measured"])
+    return None if _problem(entry) else (TuningKey(**key), entry)
+
+
+def _problem(entry: TuningEntry) -> str:
+    """What an entry should have been; "" for a good one."""
+    values = entry.values
+    if not isinstance(values, Mapping) or not values:
+        return "values by name"
+    if any(type(name) is not str or type(value) is not int or value < 0 for name, value in values.items()):
+        return "values of integers of at least 0"
+    for name, least in (("gain", 1.0), ("spread", 0.0), ("measured", 0.0)):
+        number = getattr(entry, name)
+        if type(number) not in (int, float) or not math.isfinite(number) or number < least:
+            return f"a {name} of at least {least:g}"
+    return ""
+
+
+def _newest(
+    first: Mapping[TuningKey, TuningEntry], second: Mapping[TuningKey, TuningEntry]
+) -> dict[TuningKey, TuningEntry]:
+    merged = dict(first)
+    for key, entry in second.items():
+        if key not in merged or entry.measured >= merged[key].measured:
+            merged[key] = entry
+    return merged
+
+
+def _text(entries: Mapping[TuningKey, TuningEntry], foreign: list[Any]) -> str:
+    rows = [
+        {
+            "key": key._asdict(),
+            "values": dict(entry.values),
+            "gain": entry.gain,
+            "spread": entry.spread,
+            "measured": entry.measured,
+        }
+        for key, entry in entries.items()
+    ]
+    rows.sort(key=lambda row: json.dumps(row["key"], sort_keys=True))
+    return json.dumps({"format": FORMAT, "schema": SCHEMA, "entries": rows + foreign}, indent=1) + "\n"
+
+
+def _replace(path: Path, text: str) -> None:
+    """The old file or the new one, never a part: written beside it, flushed to the disk, renamed."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            os.chmod(name, path.stat().st_mode & 0o777)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    _sweep(path)
+
+
+def _sweep(path: Path) -> None:
+    """Scratch files of writers that were killed; called under the lock, so nobody is writing one."""
+    for scratch in path.parent.glob(f".{path.name}.*"):
+        if scratch.suffix != ".lock":
+            scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds the table's lock, which the kernel gives back when its holder dies; the file stays.
+
+    Raises:
+        OSError: the folder does not let one be made, or it was not free in time.
+    """
+    import fcntl
+
+    with path.with_name(f".{path.name}.lock").open("a") as file:
+        end = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise OSError(f"its lock was not free for {_LOCK_SECONDS:g} s") from None
+                time.sleep(0.01)
+        yield
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, TuningTableWarning, stacklevel=3)

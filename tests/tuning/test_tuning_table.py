@@ -1,0 +1,334 @@
+"""The table of measured settings: keys, damage, foreign content, concurrent and killed writers, folders that refuse."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import timeit
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import chunkattn.env
+from chunkattn.tuning import table as table_module
+from chunkattn.tuning.table import FORMAT, SCHEMA, TuningEntry, TuningKey, TuningTable, TuningTableWarning, table_path
+
+KEY = TuningKey("cpu", "Zen 4, avx512bf16, 2 threads", "", "0.1.0", "abcd", "bfloat16", 128, 128, 4, "16", "decode")
+ENTRY = TuningEntry({"block_q": 32, "split_target": 4}, 1.12, 0.02, 1000.0)
+
+
+def numbered(i: int) -> TuningKey:
+    return KEY._replace(mix_class=f"mix{i}")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "tuning.json"
+
+
+def test_a_second_process_finds_what_the_first_saved(path: Path) -> None:
+    assert TuningTable(path).save({KEY: ENTRY})
+    code = (
+        "import sys, pathlib; from chunkattn.tuning.table import *\n"
+        "table = TuningTable(pathlib.Path(sys.argv[1]))\n"
+        f"print(table.find({KEY!r}))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code, path], check=True, capture_output=True, text=True).stdout
+    assert shown.strip() == repr(ENTRY)
+
+
+@pytest.mark.parametrize("name", TuningKey._fields)
+def test_entries_are_invalid_one_by_one(path: Path, name: str) -> None:
+    """Whatever of a key changes, that entry is a miss; the others stay."""
+    TuningTable(path).save({KEY: ENTRY, numbered(1): ENTRY})
+    found = TuningTable(path)
+    value = getattr(KEY, name)
+    changed = KEY._replace(**{name: value + 1 if isinstance(value, int) else value + "x"})
+    assert found.find(changed) is None
+    assert found.find(KEY) == ENTRY
+    found.save({changed: replace(ENTRY, gain=2.0)})
+    again = TuningTable(path)
+    assert (again.find(KEY), again.find(changed), len(again)) == (ENTRY, replace(ENTRY, gain=2.0), 3)
+    assert again.drop({KEY})
+    assert set(TuningTable(path)) == {numbered(1), changed}
+
+
+def test_the_later_measurement_stays(path: Path) -> None:
+    late, early = replace(ENTRY, measured=2000.0), replace(ENTRY, gain=9.0)
+    for first, second in ((late, early), (early, late)):
+        TuningTable(path).save({KEY: first})
+        TuningTable(path).save({KEY: second})
+        assert TuningTable(path).find(KEY) == late
+
+
+def test_stale_reader_loses_nothing(path: Path) -> None:
+    first, second = TuningTable(path), TuningTable(path)
+    first.save({numbered(1): ENTRY})
+    second.save({numbered(2): ENTRY})
+    assert set(TuningTable(path)) == set(second) == {numbered(1), numbered(2)}
+
+
+def table_text(*rows: Any, **changes: Any) -> str:
+    return json.dumps({"format": FORMAT, "schema": SCHEMA, "entries": list(rows), **changes})
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    fields = {"key": KEY._asdict(), "values": {"block_q": 32}, "gain": 1.1, "spread": 0.02, "measured": 1.0}
+    return {**fields, **changes}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x00" * 100,
+        b"\xff\xfe",
+        b"null",
+        b"[]",
+        b'{"H100": [1, 2]}',
+        b"[" * 100000,
+        table_text(row())[:150].encode(),
+        table_text(schema=0).encode(),
+        table_text(schema="1").encode(),
+        table_text(entries={}).encode(),
+    ],
+    ids=lambda content: repr(content[:14]),
+)
+def test_a_damaged_or_foreign_file_is_a_miss_then_replaced_with_a_copy_kept(path: Path, content: bytes) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.warns(TuningTableWarning, match=r"tuning\.json"):
+        table = TuningTable(path)
+    assert table.find(KEY) is None
+    with pytest.warns(TuningTableWarning):
+        assert table.save({KEY: ENTRY})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert TuningTable(path).find(KEY) == ENTRY
+    copy = path.with_name("tuning.json.unreadable")
+    assert (copy.read_bytes() if copy.exists() else b"") == content
+
+
+def test_a_later_schema_is_neither_used_nor_replaced(path: Path) -> None:
+    path.parent.mkdir()
+    text = table_text(row(), schema=SCHEMA + 1)
+    path.write_text(text)
+    with pytest.warns(TuningTableWarning, match="has schema 2, this version reads 1"):
+        table = TuningTable(path)
+    assert len(table) == 0
+    with pytest.warns(TuningTableWarning, match="was not written"):
+        assert not table.save({KEY: ENTRY})
+    assert table.find(KEY) == ENTRY
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        1,
+        {},
+        row(extra=1),
+        row(key={**KEY._asdict(), "unknown": 1}),
+        row(key={**KEY._asdict(), "head_dim": "128"}),
+        row(key={**KEY._asdict(), "head_dim": True}),
+        row(values={}),
+        row(values={"block_q": 1.5}),
+        row(values={"block_q": -1}),
+        row(values={"block_q": True}),
+        row(gain=0.9),
+        row(gain="2"),
+        row(gain=float("nan")),
+        row(spread=-1),
+        row(measured=None),
+    ],
+    ids=str,
+)
+def test_one_bad_entry_is_skipped_and_kept_the_others_are_used(path: Path, bad: Any) -> None:
+    path.parent.mkdir()
+    good = row(key=numbered(1)._asdict())
+    path.write_text(table_text(bad, good))
+    with pytest.warns(TuningTableWarning, match="1 of 2 entries are not understood and skipped"):
+        table = TuningTable(path)
+    assert list(table) == [numbered(1)]
+    with pytest.warns(TuningTableWarning):
+        assert table.save({numbered(2): ENTRY})
+    kept = json.loads(path.read_text())["entries"]
+    assert len(kept) == 3
+    assert json.dumps(bad) in map(json.dumps, kept)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [replace(ENTRY, values={}), replace(ENTRY, gain=0.5), replace(ENTRY, spread=float("inf"))],
+    ids=["values", "gain", "spread"],
+)
+def test_what_could_not_be_read_back_is_refused(path: Path, entry: TuningEntry) -> None:
+    with pytest.raises(ValueError, match="new: expected"):
+        TuningTable(path).save({KEY: entry})
+    assert not path.exists()
+
+
+WRITER = """
+import os, pathlib, sys, time
+from chunkattn.tuning import table
+path, first, mode = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+key = table.TuningKey("cpu", "d", "", "1", "k", "bfloat16", 64, 64, 1, "16", "m")
+entry = table.TuningEntry({"a": 1}, 1.0, 0.0, 5.0)
+def stall(*arguments):
+    print("stalled", flush=True)
+    time.sleep(60)
+if mode in ("replace", "fsync"):
+    setattr(os, mode, stall)
+if mode == "disk":
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+print("ready", flush=True)
+sys.stdin.readline()
+saved = [table.TuningTable(path).save({key._replace(mix_class=str(first + i)): entry}) for i in range(50)]
+print(all(saved))
+"""
+
+
+def writer(path: Path, first: int, mode: str = "") -> subprocess.Popen[str]:
+    command = [sys.executable, "-W", "ignore", "-c", WRITER, str(path), str(first), mode]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_two_processes_lose_nothing(path: Path) -> None:
+    processes = [writer(path, first) for first in (0, 1000)]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert [process.communicate(timeout=60)[0] for process in processes] == ["True\n"] * 2
+    assert {key.mix_class for key in TuningTable(path)} == {str(f + i) for f in (0, 1000) for i in range(50)}
+
+
+@pytest.mark.parametrize("moment", ["fsync", "replace"])
+def test_a_killed_writer_leaves_the_old_table_and_no_lock(path: Path, moment: str) -> None:
+    TuningTable(path).save({KEY: ENTRY})
+    old = path.read_bytes()
+    process = writer(path, 0, moment)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "stalled\n"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert path.read_bytes() == old
+    assert [p for p in path.parent.iterdir() if p.name.startswith(".tuning.json.") and p.suffix != ".lock"]
+    begin = time.monotonic()
+    assert TuningTable(path).save({numbered(1): ENTRY})
+    assert time.monotonic() - begin < 5
+    assert set(TuningTable(path)) == {KEY, numbered(1)}
+    assert sorted(p.name for p in path.parent.iterdir()) == [".tuning.json.lock", "tuning.json"]
+
+
+def test_a_lock_that_nobody_gives_back_costs_bounded_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TuningTable(path).save({KEY: ENTRY})
+    monkeypatch.setattr(table_module, "_LOCK_SECONDS", 0.2)
+    with (
+        table_module._locked(path),
+        pytest.warns(TuningTableWarning, match="lock was not free for"),
+    ):
+        assert not TuningTable(path).save({numbered(1): ENTRY})
+    assert set(TuningTable(path)) == {KEY}
+
+
+def test_a_file_that_outgrows_the_disk_leaves_the_old_table(path: Path) -> None:
+    """The kernel cuts the write short, as a full disk does."""
+    TuningTable(path).save({KEY: ENTRY})
+    old = path.read_bytes()
+    process = writer(path, 0, "disk")
+    assert process.communicate("\n", timeout=60)[0] == "False\n"
+    assert path.read_bytes() == old
+    assert sorted(p.name for p in path.parent.iterdir()) == [".tuning.json.lock", "tuning.json"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
+@pytest.mark.parametrize("call", ["tempfile.mkstemp", "os.fsync", "os.replace"])
+def test_any_refusal_while_writing(path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int) -> None:
+    table = TuningTable(path)
+    table.save({KEY: ENTRY})
+    old = path.read_bytes()
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        module, name = call.split(".")
+        patch.setattr(getattr(table_module, module), name, refuse)
+        with pytest.warns(TuningTableWarning, match="was not written"):
+            assert not table.save({numbered(1): ENTRY})
+    assert table.find(numbered(1)) == ENTRY  # this process has it all the same
+    assert path.read_bytes() == old
+    assert table.save({})  # and the file gets it when it can
+    assert TuningTable(path).find(numbered(1)) == ENTRY
+
+
+@pytest.mark.parametrize("place", ["/proc/chunkattn/tuning.json", "file/tuning.json"])
+def test_folders_that_cannot_be(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("a file, no folder")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TuningTableWarning)
+        table = TuningTable(tmp_path / place)
+    with pytest.warns(TuningTableWarning, match="was not written"):
+        assert not table.save({KEY: ENTRY})
+    assert table.find(KEY) == ENTRY
+
+
+def test_a_file_that_cannot_be_read_is_not_replaced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TuningTable(path).save({KEY: ENTRY})
+    old = path.read_bytes()
+
+    def refuse(self: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "not yours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refuse)
+        with pytest.warns(TuningTableWarning, match="cannot be read"):
+            table = TuningTable(path)
+        with pytest.warns(TuningTableWarning, match="was not written"):
+            assert not table.save({numbered(1): ENTRY})
+    assert path.read_bytes() == old
+
+
+def test_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def settings(**values: str) -> None:
+        empty = {"tuning": None, "cache": None}
+        monkeypatch.setattr(table_module, "SETTINGS", replace(chunkattn.env.SETTINGS, **{**empty, **values}))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    settings()
+    assert table_path() == tmp_path / "chunkattn" / "tuning.json"
+    settings(cache="/c")
+    assert table_path() == Path("/c/tuning.json")
+    settings(cache="/c", tuning="/t.json")
+    assert table_path() == Path("/t.json")
+    assert table_path("mine.json") == Path("mine.json")
+    monkeypatch.setenv("CHUNKATTN_TUNING", "/e.json")
+    assert chunkattn.env.read().tuning == "/e.json"
+
+
+def test_a_lookup_takes_at_most_a_microsecond(path: Path) -> None:
+    """A hit with an equal key of other objects, and a miss, in a table of a thousand; the best of many short runs."""
+    TuningTable(path).save({numbered(i): ENTRY for i in range(1000)})
+    table = TuningTable(path)
+    hit, miss = TuningKey(*json.loads(json.dumps(numbered(500)))), numbered(5000)
+    assert table.find(hit) == ENTRY
+    path.unlink()  # no file is looked at
+    for key in (hit, miss):
+        best = min(timeit.repeat(lambda key=key: table.find(key), number=1000, repeat=50)) / 1000
+        assert best <= 1e-6
