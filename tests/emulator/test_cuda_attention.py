@@ -101,6 +101,18 @@ def test_any_number_of_multiprocessors(multiprocessors: int) -> None:
         assert_state_close(ATTEND(inputs), inputs.expected())
 
 
+def test_invariant_rows_do_not_depend_on_chunking_or_neighbours() -> None:
+    """One request walks two segments of 2,048 keys in one item; cut into pieces it has the same bits."""
+    inputs = build(PLAIN[-1].but(q_lens=(40, 9), kv_lens=(40, 2200), padding=0))
+    with emulated(80):
+        whole = ATTEND(inputs)
+        assert_state_close(whole, inputs.expected())
+        cut = ATTEND(inputs.recut([(0, 0, 7), (0, 7, 40), (1, 0, 1), (1, 1, 9)]))
+        laws.assert_same_state(cut, whole, "cut into chunks: ")
+        alone = ATTEND(inputs.recut([(1, 8, 9)], padding=3))
+    laws.assert_same_state((alone[0][:1], alone[1][:1]), (whole[0][-1:], whole[1][-1:]), "alone, padded: ")
+
+
 def test_a_plan_for_other_facts_stops_the_kernel() -> None:
     """On the device nothing can be raised; a trap is better than rows that went astray."""
     case = AttentionCase("plan", (5, 1), (300, 40), head_dim=64)

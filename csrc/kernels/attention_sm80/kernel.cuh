@@ -67,9 +67,10 @@ __device__ void run(const KernelParams& p, Task& task, char* shared) {
   while (true) {
     attend<Config, Geometry>(p, task, segment_end(p, task), shared);
     finish<Config, Geometry>(p, task, shared);
-    if (segment_end(p, task) >= task.kv_end) break;
+    const int32_t end = segment_end(p, task);
+    if (end >= task.kv_end) break;
     __syncthreads();  // all have read the staged state and where the segment was
-    if (threadIdx.x == 0) task.segment_begin = segment_end(p, task);
+    ptx::store_shared_if(threadIdx.x == 0, ptx::shared_address(&task.segment_begin), end);
     __syncthreads();
   }
 }

@@ -24,6 +24,18 @@ __device__ inline void store_shared(uint32_t target, uint32_t word) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(target), "r"(word) : "memory");
 }
 
+// The same for some threads, without a branch.
+__device__ inline void store_shared_if(bool stores, uint32_t target, uint32_t word) {
+  asm volatile(
+      "{\n"
+      ".reg .pred stores;\n"
+      "setp.ne.s32 stores, %0, 0;\n"
+      "@stores st.shared.b32 [%1], %2;\n"
+      "}" ::"r"(static_cast<int32_t>(stores)),
+      "r"(target), "r"(word)
+      : "memory");
+}
+
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most kPending of this thread's groups are under way.
