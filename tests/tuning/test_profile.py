@@ -226,3 +226,11 @@ def test_larger_budgets_make_longer_gaps_in_the_replay() -> None:
     ]
     assert gaps == sorted(gaps)
     assert gaps[0] < gaps[-1]
+
+
+def test_answers_of_one_token_wait_for_nothing() -> None:
+    cost = CostModel((1, 2048), (5e-3, 0.2048), 0.0, 1e-8, 0.0, 0.0)
+    trace = [TraceRequest(float(i), 100, 1) for i in range(5)]
+    replayed = replay_budget(cost, trace, 64, Objective(1e-6), max_num_seqs=4, rate=1.0)
+    assert (replayed.itl_p99, replayed.itl_max, replayed.met) == (0.0, 0.0, True)
+    assert replayed.ttft_p99 > 0
