@@ -112,7 +112,7 @@ def test_wrong_answers_fail_and_refusals_do_not(check):
 
 def test_a_dry_run_goes_through_everything(check, tmp_path, capsys):
     path = tmp_path / "result.json"
-    status = check.check.main(["--dry-run", "--limit", "100", "--output", str(path)])
+    status = check.check.main(["--dry-run", "--limit", "600", "--output", str(path)])
     shown = capsys.readouterr().out
     result = json.loads(path.read_text())
     states = {task["task"]: task["status"] for task in result["tasks"]}
