@@ -21,6 +21,7 @@ from chunkattn.tuning.token_budget import BudgetPlan, Objective, describe_needs,
 from chunkattn.tuning.traffic import Confirmation, confirm, load_of
 
 _ROWS = 12  # of the table
+_GOOD_ERROR = 0.1  # median held-out error of a model of step times
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,11 @@ def _show(
     console.print(_table(plan, confirmation))
     known = "no held-out steps" if math.isnan(middle) else f"median {middle:.1%}, nine of ten under {wide:.1%}"
     console.print(f"Model of step times: held-out error {known} ({len(cost.held_out_errors)} steps).", soft_wrap=True)
+    if middle > _GOOD_ERROR:
+        console.print(
+            f"Warning: the steps are not predicted within {_GOOD_ERROR:.0%}; measure on an idle machine.",
+            soft_wrap=True,
+        )
     if "attention" in cost.facts:
         console.print(f"Attention is {cost.facts['attention']}.", soft_wrap=True)
     for line in needs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,14 @@ def test_infeasible_objective_exits_2_and_says_what_is_needed(profile: str, tmp_
     assert "--max-num-batched-tokens" not in result.output
     assert json.loads((tmp_path / "out" / "budget.json").read_text())["recommended"] is None
     assert (tmp_path / "out" / "budget.png").exists()
+
+
+@pytest.mark.parametrize(("error", "warned"), [(0.09, False), (0.11, True)])
+def test_warns_of_steps_that_are_not_predicted(profile: str, tmp_path: Path, error: float, warned: bool) -> None:
+    cost = replace(CostModel.read(tmp_path / profile), held_out_errors=(0.0, error, 0.5))
+    (tmp_path / profile).write_text(cost.to_json())
+    result = run("--profile", profile, "--slo-itl", "0.002", "--requests", "20")
+    assert ("not predicted within 10%" in result.output) == warned
 
 
 def test_a_flood_is_not_confirmed(profile: str) -> None:
