@@ -291,7 +291,8 @@ def plan(
             of the calls that will use the plan; whatever the plan depends on is compared there.
         layout: "NHD" or "HND" pools; decides what a decode item spans. Only speed depends on it.
         max_tokens, max_seq_len: maxima that bound `Plan.workspace_bytes` where the lengths cannot be read without
-            a sync.
+            a sync. The cuda backend sizes its workspace by the shapes of the call: there they are T of `q` and M·P of
+            the block table.
 
     Returns:
         A Plan.

@@ -242,7 +242,7 @@ def attention(a: AttentionArgs) -> None:
     longest = a.block_table.shape[1] * a.k_cache.shape[1]
     size = _workspace_bytes(chosen.fields, num_tokens, longest, a.v_cache.shape[3])
     if a.workspace is not None:
-        _check_workspace(a.workspace, size)
+        _check_workspace(a.workspace, size, num_tokens, longest)
     if a.plan is not None and a.plan.shape[0] != plan_words(num_requests):
         raise ValueError(
             f"plan: expected {plan_words(num_requests)} words for {num_requests} requests, got {a.plan.shape[0]}"
@@ -259,9 +259,12 @@ def attention(a: AttentionArgs) -> None:
         library.require(status)
 
 
-def _check_workspace(workspace: Tensor, size: int) -> None:
+def _check_workspace(workspace: Tensor, size: int, max_tokens: int, max_seq_len: int) -> None:
     if workspace.shape[0] < size:
-        raise ValueError(f"workspace: expected at least {size} bytes for these shapes, got {workspace.shape[0]}")
+        raise ValueError(
+            f"workspace: expected at least {size} bytes, as planned with max_tokens={max_tokens} and "
+            f"max_seq_len={max_seq_len} (T of q, M·P of block_table), got {workspace.shape[0]}"
+        )
     if workspace.data_ptr() % _ALIGNMENT:
         raise ValueError(f"workspace: expected a data pointer aligned to {_ALIGNMENT} bytes, got one that is not")
 
