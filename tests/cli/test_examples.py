@@ -43,3 +43,37 @@ def test_own_engine_gives_the_same_tokens_for_any_budget(tmp_path: Path) -> None
         answers.add(last)
     assert len(answers) == 1
     assert answers.pop().endswith("64 of 64 pages free")
+
+
+def test_context_parallel_gives_what_one_rank_gives(tmp_path: Path) -> None:
+    arguments = ["--ranks", "3", "--tokens", "100", "--chunk", "17"]
+    result = run_example("context_parallel.py", *arguments)
+    assert result.returncode == 0, result.stderr
+    first, second = result.stdout.splitlines()
+    assert first == "100 tokens in 6 chunks of 17; keys on each of 3 ranks: [34, 34, 32]"
+    assert second.startswith("largest row error against one rank: ")
+    # Its comparison is one that can fail: here the owner's queries see keys after them.
+    source = (ROOT / "examples" / "context_parallel.py").read_text()
+    assert source.count("causal=rank == owner") == 1
+    script = tmp_path / "wrong.py"
+    script.write_text(source.replace("causal=rank == owner", "causal=False"))
+    result = run_example(script, "--ranks", "2", "--tokens", "40", "--chunk", "20")
+    assert result.returncode != 0
+    assert "lse: " in result.stderr
+
+
+def test_context_parallel_joins_the_ranks_of_a_launcher() -> None:
+    world = {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    result = run_example("context_parallel.py", "--ranks", "7", "--tokens", "30", "--chunk", "30", **world)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("30 tokens in 1 chunks of 30; keys on each of 1 ranks: [30]\n")
+
+
+def run_example(script: str | Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "examples" / script), *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
