@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,3 +81,56 @@ def run_example(script: str | Path, *arguments: str, **environment: str) -> subp
         text=True,
         timeout=100,
     )
+
+
+def test_disaggregated_gives_the_tokens_of_a_single_process() -> None:
+    result = run_example("disaggregated.py", "--tiny", "--requests", "30", "--tokens", "9")
+    assert result.returncode == 0, result.stderr
+    answers = _answers(result.stdout)
+    assert sorted(answers) == list(range(30))
+    assert all(len(tokens) == 9 for tokens in answers.values())
+    assert result.stdout.splitlines()[-1] == "30 requests: the same tokens as in a single process"
+
+
+def test_disaggregated_notices_pages_that_do_not_arrive(tmp_path: Path) -> None:
+    source = (ROOT / "examples" / "disaggregated.py").read_text()
+    assert source.count("chunkattn.scatter_pages(values, ") == 1
+    script = tmp_path / "wrong.py"
+    script.write_text(source.replace("chunkattn.scatter_pages(values, ", "chunkattn.scatter_pages(keys, "))
+    result = run_example(script, "--tiny", "--requests", "5", "--tokens", "9")
+    assert result.returncode == 1
+    assert "decode: expected the tokens of a single process, got others for requests " in result.stderr
+
+
+@pytest.mark.parametrize("victim", ["prefill", "decode"])
+def test_disaggregated_keeps_finished_answers_when_a_process_is_killed(victim: str) -> None:
+    survivor = {"prefill": "decode", "decode": "prefill"}[victim]
+    many = 3000  # more than can be over when the first answer is
+    command = [sys.executable, str(ROOT / "examples" / "disaggregated.py"), "--tiny", "--requests", str(many)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as example:
+        assert example.stdout is not None
+        lines = []
+        for line in example.stdout:
+            lines.append(line)
+            if line.startswith("request "):
+                break
+        process = next(line for line in lines if line.startswith(f"{victim}: process "))
+        os.kill(int(process.split()[-1]), signal.SIGKILL)
+        rest, errors = example.communicate(timeout=100)
+    assert example.returncode == 1
+    answers = _answers("".join(lines) + rest)
+    assert 0 < len(answers) < many
+    assert all(len(tokens) == 24 for tokens in answers.values())
+    kept = {
+        "prefill": f"{len(answers)} of {many} requests are finished",
+        "decode": "the answers that it had finished are printed",
+    }[victim]
+    assert errors == f"{survivor}: the {victim} process is gone; {kept}\n"
+
+
+def _answers(output: str) -> dict[int, list[int]]:
+    lines = [line.removeprefix("request ") for line in output.splitlines() if line.startswith("request ")]
+    return {int(number): json.loads(tokens) for number, _, tokens in (line.partition(": ") for line in lines)}
