@@ -120,7 +120,7 @@ class DecodeExecutor:
             block, request = self.blocks.pop(chunk.request.request_id, None), chunk.request
             if block is not None and request.num_external_tokens:  # 0: preempted early, it computes its prompt itself
                 shared = request.num_cached_tokens // CONFIG.page_size  # pages that another request has filled
-                pages = torch.tensor(chunk.block_table[shared : block.shape[1]], device=block.device)
+                pages = torch.tensor(chunk.block_table[shared : block.shape[1]], dtype=torch.int32, device=block.device)
                 for layer, (keys, values) in zip(self.executor.cache, block[:, shared:].split(2), strict=True):
                     chunkattn.scatter_pages(keys, layer.k_cache, pages)
                     chunkattn.scatter_pages(values, layer.v_cache, pages)
@@ -170,7 +170,6 @@ def decode(decoder: Decoder, requests: list[Request]) -> None:
 
 def run(rank: int, init_method: str, args: argparse.Namespace) -> None:
     """One process's life."""
-    print(f"{NAMES[rank]}: process {os.getpid()}", flush=True)
     decoder, prompts, eos_token_ids = load(args)
     requests = [Request(str(i), prompt, args.tokens, eos_token_ids) for i, prompt in enumerate(prompts)]
     timeout = datetime.timedelta(seconds=args.timeout)
@@ -206,8 +205,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         store = f"file://{directory}/rendezvous"
         processes = [context.Process(target=run, args=(rank, store, args)) for rank in ROLES]
-        for process in processes:
+        for name, process in zip(NAMES, processes, strict=True):
             process.start()
+            print(f"{name}: process {process.pid}", flush=True)
         for process in processes:
             process.join()
     sys.exit(int(any(process.exitcode for process in processes)))
