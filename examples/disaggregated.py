@@ -62,7 +62,8 @@ def tiny_decoder() -> Decoder:
 def load(args: argparse.Namespace) -> tuple[Decoder, list[list[int]], frozenset[int]]:
     """The model, the prompts, which both processes know, and the tokens that end an answer."""
     if args.tiny:
-        prompts = [[(i * i + 7 * j) % 256 for j in range(1 + 29 * i % 90)] for i in range(args.requests)]
+        kinds = [i % 12 for i in range(args.requests)]  # equal prompts share pages, those of kind 1 all of them
+        prompts = [[(kind + 7 * j) % 256 for j in range(1 + 15 * kind)] for kind in kinds]
         return tiny_decoder(), prompts, frozenset()
     try:
         model = load_model(args.model, device="cuda" if torch.cuda.is_available() else "cpu")
