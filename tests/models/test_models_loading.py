@@ -165,9 +165,11 @@ def test_smollm2_answers_the_same_however_prompts_are_cut() -> None:
     questions = ["What is the capital of France?", "Why is the sky blue?", "Name three colours."]
     outputs = {}
     preemptions = {}
-    # 15 pages hold the prompts but not the answers, so that somebody is preempted and replayed.
+    # With nothing shared, 15 pages hold the prompts but not the answers, so that somebody is preempted and replayed.
     for budget, num_pages in ((None, 24), (64, 15), (7, 24)):
-        config = SchedulerConfig(token_budget=budget, max_num_seqs=3, page_size=8, num_pages=num_pages)
+        config = SchedulerConfig(
+            token_budget=budget, max_num_seqs=3, page_size=8, num_pages=num_pages, enable_prefix_caching=False
+        )
         executor = ModelExecutor(model.decoder, num_pages=num_pages, page_size=8)
         engine = Engine(Scheduler(config), executor)
         requests = [
