@@ -83,12 +83,13 @@ def run_example(script: str | Path, *arguments: str, **environment: str) -> subp
     )
 
 
-def test_disaggregated_gives_the_tokens_of_a_single_process() -> None:
-    result = run_example("disaggregated.py", "--tiny", "--requests", "30", "--tokens", "9")
+@pytest.mark.parametrize("length", [1, 9])  # of one token there is nothing left to decode
+def test_disaggregated_gives_the_tokens_of_a_single_process(length: int) -> None:
+    result = run_example("disaggregated.py", "--tiny", "--requests", "30", "--tokens", str(length))
     assert result.returncode == 0, result.stderr
     answers = _answers(result.stdout)
     assert sorted(answers) == list(range(30))
-    assert all(len(tokens) == 9 for tokens in answers.values())
+    assert all(len(tokens) == length for tokens in answers.values())
     assert result.stdout.splitlines()[-1] == "30 requests: the same tokens as in a single process"
 
 
