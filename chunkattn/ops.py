@@ -110,16 +110,19 @@ def _check_plan(*values: Any) -> None:
 def _check_copy_pages(cache: Tensor, source: Tensor, target: Tensor, backend: str | None) -> None:
     validate.pages("cache", cache, (("source", source), ("target", target)))
     validate.same_count("target", target, "source", source)
+    validate.written(cache=cache)
 
 
 def _check_gather_pages(cache: Tensor, pages: Tensor, out: Tensor, backend: str | None) -> None:
     validate.pages("cache", cache, (("pages", pages),))
     validate.page_block("out", out, cache, pages.shape[0])
+    validate.written(out=out)
 
 
 def _check_scatter_pages(block: Tensor, cache: Tensor, pages: Tensor, backend: str | None) -> None:
     validate.pages("cache", cache, (("pages", pages),))
     validate.page_block("block", block, cache, pages.shape[0])
+    validate.written(cache=cache)
 
 
 def _define(schema: str, impl: Callable[..., None], fake: Callable[..., None]) -> None:

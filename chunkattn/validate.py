@@ -47,6 +47,16 @@ def _contiguous_last(arg: str, tensor: Tensor) -> None:
         _bad(arg, "a contiguous last dim (stride 1)", f"stride {tensor.stride(-1)}")
 
 
+def written(**named: Tensor | None) -> None:
+    """These arguments are written: no element may stand in two places."""
+    for arg, tensor in named.items():
+        if tensor is None or 0 not in tensor.stride():
+            continue
+        for size, stride in zip(tensor.shape, tensor.stride()):
+            if stride == 0 and size > 1:
+                _bad(arg, "a tensor whose elements lie apart, since it is written", f"stride 0 in a dim of {size}")
+
+
 def tensors(**named: object) -> None:
     """These arguments of a public function must be tensors."""
     for arg, value in named.items():
@@ -215,6 +225,7 @@ def attention(a: AttentionArgs) -> AttentionSpec:
     if dtype not in DTYPES:
         _dtype("q", q, "bfloat16, float16 or float32")
     _no_gradients(("q", q), ("k_cache", k_cache), ("v_cache", a.v_cache), ("out", out), ("lse", a.lse))
+    written(out=out, lse=a.lse)
     _pools(k_cache, a.v_cache, dtype)
     _device("k_cache", k_cache, device)
     _device("v_cache", a.v_cache, device)
@@ -312,6 +323,7 @@ def append_kv(a: AppendArgs) -> AttentionSpec:
     _contiguous_last("k", k)
     _contiguous_last("v", v)
     _pools(a.k_cache, a.v_cache, k.dtype)
+    written(k_cache=a.k_cache, v_cache=a.v_cache, q=a.q)
     _device("k_cache", a.k_cache, device)
     _device("v_cache", a.v_cache, device)
     if k.shape[1:] != a.k_cache.shape[2:]:
@@ -401,6 +413,7 @@ def merge_states(a: MergeArgs) -> AttentionSpec:
     for arg, lse in (("lse_a", a.lse_a), ("lse_b", a.lse_b), ("lse", a.lse)):
         _fp32_vector(arg, lse, (tuple(out_a.shape[:2]),), out_a.device)
     _no_gradients(("out_a", out_a), ("out_b", a.out_b), ("out", a.out), ("lse_a", a.lse_a), ("lse_b", a.lse_b))
+    written(out=a.out, lse=a.lse)
     _, heads, dim = out_a.shape
     return AttentionSpec(out_a.device.type, out_a.dtype, out_a.dtype, heads, heads, dim, dim, 1, op="merge_states")
 

@@ -137,16 +137,19 @@ void append_token(const AppendParams& p, const Token& token, int64_t t) {
 void append_kv(const AppendParams& p, int num_threads) {
   check_lengths(p.batch, p.num_tokens);
   static thread_local std::vector<Token> tokens;
-  tokens.assign(p.num_tokens, Token{});
+  // Tokens past the last request and past slot_mapping are not looked at, however many there are.
+  const int64_t last = p.batch.cu_seqlens_q[p.batch.num_requests];
+  const int64_t num_tokens = p.slot_mapping && p.num_slots > last ? p.num_slots : last;
+  tokens.assign(num_tokens, Token{});
   find_slots(p, tokens);
   if (p.rope.cos) find_positions(p, tokens);
   const Token* found = tokens.data();
   const int64_t heads = p.num_kv_heads * 2 + (p.q ? p.num_q_heads : 0);
-  const int64_t bytes = p.num_tokens * heads * p.head_dim * size_of(p.dtype);
+  const int64_t bytes = num_tokens * heads * p.head_dim * size_of(p.dtype);
   const int64_t useful = bytes / kBytesPerThread + 1;
   const int threads = static_cast<int>(useful < num_threads ? useful : num_threads);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-  for (int64_t t = 0; t < p.num_tokens; ++t) append_token(p, found[t], t);
+  for (int64_t t = 0; t < num_tokens; ++t) append_token(p, found[t], t);
 }
 
 }  // namespace chunkattn

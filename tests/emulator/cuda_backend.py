@@ -23,8 +23,8 @@ RUNS = [
 ]
 
 
-def unavailable_reason() -> str | None:
-    """Why no kernel of the CUDA backend can run here; None if they can."""
+def unavailable_reason(cutlass: bool = False) -> str | None:
+    """Why kernels of the CUDA backend cannot run here; None if they can. `cutlass`: those that need its headers too."""
     reason = native.unavailable_reason()
     if reason is not None:
         return reason
@@ -33,14 +33,16 @@ def unavailable_reason() -> str | None:
     if not cuda_runtime.available():
         return "the CUDA headers are not installed"
     for variant in variants.all_variants():
-        if not variant.cutlass and store.find(variant) is None:
-            return builder.unbuildable_reason(variant)
+        if (cutlass or not variant.cutlass) and store.find(variant) is None:
+            reason = builder.unbuildable_reason(variant)
+            if reason is not None:
+                return reason
     return None
 
 
-def skip_unless_available() -> None:
+def skip_unless_available(cutlass: bool = False) -> None:
     """For the head of a test module."""
-    reason = unavailable_reason()
+    reason = unavailable_reason(cutlass)
     if reason is not None:
         pytest.skip(reason, allow_module_level=True)
 

@@ -15,7 +15,7 @@ from . import cuda_backend
 from .launch import Options
 from .session import emulated
 
-cuda_backend.skip_unless_available()
+cuda_backend.skip_unless_available(cutlass=True)
 
 ATTEND = laws.operator("cuda")
 MIXED = AttentionCase("mixed", *BATCHES["mixed_with_empty"], num_q_heads=6, num_kv_heads=2, head_dim=64, padding=3)

@@ -14,7 +14,7 @@ from .launch import Options, PtxModule
 from .report import LaunchResult
 from .session import emulated
 
-cuda_backend.skip_unless_available()
+cuda_backend.skip_unless_available(cutlass=True)
 
 ATTEND = laws.operator("cuda")
 PREFILL = AttentionCase("prefill", (256,), (1024,), num_q_heads=4, num_kv_heads=1, head_dim=128, page_size=128)

@@ -13,7 +13,7 @@ from . import cuda_backend, cuda_runtime, mutation
 from .launch import Options, PtxModule
 from .session import emulated
 
-cuda_backend.skip_unless_available()
+cuda_backend.skip_unless_available(cutlass=True)
 
 pytestmark = pytest.mark.full
 ATTEND = laws.operator("cuda")

@@ -80,6 +80,8 @@ ATTENTION: dict[str, tuple] = {
     "out too short": (lambda a: {"out": a["out"][:-1]}, V, "out: expected"),
     "out too wide": (lambda a: {"out": torch.zeros(4, 4, 72).bfloat16()}, V, "out: expected"),
     "out strided": (lambda a: {"out": torch.zeros(4, 4, 128).bfloat16()[..., ::2]}, V, "out: expected .*stride"),
+    "out repeated": (lambda a: {"out": a["out"][:, :1].expand(4, 4, 64)}, V, "out: expected .*stride 0 in a dim of 4"),
+    "lse repeated": (lambda a: {"lse": a["lse"][:1].expand(4, 4)}, V, "lse: expected .*stride 0 in a dim of 4"),
     "out not a tensor": (lambda a: {"out": 3}, T, "out: expected a tensor"),
     "lse bfloat16": (lambda a: {"lse": a["lse"].bfloat16()}, T, "lse: expected torch.float32"),
     "lse transposed shape": (lambda a: {"lse": torch.zeros(4, 2)}, V, "lse: expected"),
@@ -167,6 +169,11 @@ APPEND: dict[str, tuple] = {
     "v other dim": (lambda a: {"v": a["v"][..., :32]}, V, "v: expected"),
     "v other dtype": (lambda a: {"v": a["v"].half()}, T, "v: expected torch.bfloat16"),
     "cache not a tensor": (lambda a: {"k_cache": None}, T, "k_cache: expected a tensor"),
+    "cache repeated": (lambda a: {"k_cache": a["k_cache"][:1].expand(9, -1, -1, -1),
+                                  "v_cache": a["v_cache"][:9]}, V, "k_cache: expected .*stride 0 in a dim of 9"),
+    "q repeated": (
+        lambda a: {"q": torch.ones(4, 1, 64).bfloat16().expand(4, 8, 64), "rope": rope()}, V, "q: expected .*stride 0"
+    ),
     "table int64": (lambda a: {"block_table": a["block_table"].long()}, T, "block_table: expected torch.int32"),
     "shorter than its chunk": (lambda a: {"seq_lens": torch.tensor([2, 17], dtype=I32)}, V, "seq_lens: expected"),
     "lens negative": (lambda a: {"seq_lens": torch.tensor([40, -3], dtype=I32)}, V, "seq_lens: expected"),
@@ -225,6 +232,7 @@ MERGE: dict[str, tuple] = {
     "lse shape": (lambda a: {"lse_b": a["lse_b"].T}, V, "lse_b: expected"),
     "not a tensor": (lambda a: {"lse_b": 3.0}, T, "lse_b: expected a tensor"),
     "out strided": (lambda a: {"out": torch.zeros(3, 2, 32)[..., ::2]}, V, "out: expected"),
+    "out repeated": (lambda a: {"out": torch.zeros(1, 2, 16).expand(3, 2, 16)}, V, "out: expected .*stride 0"),
     "strided": (lambda a: {"out_b": torch.zeros(3, 2, 32)[..., ::2]}, V, "out_b: expected"),
 }  # fmt: skip
 
