@@ -23,8 +23,6 @@ from .session import Session
 triton_backend.skip_unless_available()
 
 PLAN_SPILL_BYTES = 32
-# Outside of any loop, with an e4m3 cache and a scale per token, on sm_90.
-APPEND_SPILL_BYTES = 16
 ARCHS = (80, 86, 89, 90, 100, 120)
 
 
@@ -111,5 +109,5 @@ def test_every_kernel_compiles_and_keeps_to_its_registers(compiled, tmp_path):
     run_everything()
     assert {name for name, _ in compiled.kernels} == {"plan_kernel", "append_kernel", "merge_kernel", "move_kernel"}
     for name, ptx in compiled.kernels:
-        allowed = {"plan_kernel": PLAN_SPILL_BYTES, "append_kernel": APPEND_SPILL_BYTES}.get(name, 0)
+        allowed = PLAN_SPILL_BYTES if name == "plan_kernel" else 0
         assert spills(ptx, compiled.session.arch, tmp_path) <= allowed, name

@@ -125,10 +125,12 @@ def _pool(cache: Tensor, scale: Tensor | None) -> _Pool:
 def _kind(
     block: int, heads: int, dim: int, half: int, cache: Tensor, dtype: torch.dtype, scale: Tensor | None
 ) -> _Kind:
-    shape = _shape(block, heads, dim)
     if cache.dtype == dtype:
-        return _constants(heads, dim, *shape, half, "same", "none")
-    return _constants(heads, dim, *shape, half, _FORMATS[cache.dtype], "none" if scale is None else _MODES[scale.dim()])
+        return _constants(heads, dim, *_shape(block, heads, dim), half, "same", "none")
+    mode = "none" if scale is None else _MODES[scale.dim()]
+    # Rows whose scale is made of them wait for it in registers: half as many, or they spill.
+    shape = _shape(block // 2 if mode == "token" else block, heads, dim)
+    return _constants(heads, dim, *shape, half, _FORMATS[cache.dtype], mode)
 
 
 def _shape(block: int, heads: int, dim: int) -> tuple[int, int]:
