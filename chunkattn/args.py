@@ -84,3 +84,25 @@ class PlanArgs(NamedTuple):
     num_splits: int
     layout: str
     backend: str | None
+
+
+def plan_args(a: AttentionArgs, words: Tensor) -> PlanArgs:
+    """The plan that an attention call needs, to be written to `words`."""
+    return PlanArgs(
+        a.cu_seqlens_q,
+        a.seq_lens,
+        words,
+        a.q.shape[1],
+        a.k_cache.shape[2],
+        a.q.shape[2],
+        a.v_cache.shape[3],
+        a.k_cache.shape[1],
+        a.q.dtype,
+        a.causal,
+        a.window_left,
+        a.window_right,
+        a.invariant,
+        a.num_splits,
+        "NHD",
+        None,
+    )

@@ -75,7 +75,7 @@ class Session:
         extra: Sequence[Buffer] = (),
         options: Options | None = None,
     ) -> LaunchResult:
-        """Runs one launch, under this session's options unless others are given, and keeps its result."""
+        """Runs one launch, under `self.options` unless others are given, and keeps its result."""
         self.last_module = module
         result = module.launch(
             kernel,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs
+from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs, plan_args
 from chunkattn.backends.base import Support
 from chunkattn.backends.cuda import libraries, select, work_spec
 from chunkattn.backends.device import Gpu, gpu
@@ -250,7 +250,7 @@ def attention(a: AttentionArgs) -> None:
     with _on(device):
         if a.plan is None:
             words = torch.empty(plan_words(num_requests), dtype=torch.int64, device=device)
-            launch_plan(_plan_args(a, words), chosen.fields)
+            launch_plan(plan_args(a, words), chosen.fields)
             a = a._replace(plan=words)
         if a.workspace is None:
             a = a._replace(workspace=torch.empty(size, dtype=torch.uint8, device=device))
@@ -288,27 +288,6 @@ def _problem(a: AttentionArgs) -> AttentionSpec:
         a.tree_mask is not None,
         "none" if a.k_scale is None and a.v_scale is None else "some",
         a.invariant,
-    )
-
-
-def _plan_args(a: AttentionArgs, words: Tensor) -> PlanArgs:
-    return PlanArgs(
-        a.cu_seqlens_q,
-        a.seq_lens,
-        words,
-        a.q.shape[1],
-        a.k_cache.shape[2],
-        a.q.shape[2],
-        a.v_cache.shape[3],
-        a.k_cache.shape[1],
-        a.q.dtype,
-        a.causal,
-        a.window_left,
-        a.window_right,
-        a.invariant,
-        a.num_splits,
-        "NHD",
-        None,
     )
 
 

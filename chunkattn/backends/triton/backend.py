@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs
+from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs, plan_args
 from chunkattn.backends.base import Support
 from chunkattn.backends.device import Gpu, gpu
 from chunkattn.backends.triton import config
@@ -127,7 +127,7 @@ def attention(a: AttentionArgs) -> None:
         raise ValueError(
             f"plan: expected {plan_words(num_requests)} words for {num_requests} requests, got {a.plan.shape[0]}"
         )
-    facts = launch.plan_facts(a, a.seq_lens.new_empty(0) if a.plan is None else a.plan)
+    facts = plan_args(a, a.seq_lens.new_empty(0) if a.plan is None else a.plan)
     bound = max_partial_rows(config.work_spec(facts), a.q.shape[0], a.block_table.shape[1] * a.k_cache.shape[1])
     row_bytes = _partial_bytes(1, a.v_cache.shape[3])
     capacity, workspace = _workspace(a, bound, row_bytes)

@@ -10,7 +10,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from chunkattn.args import AttentionArgs, PlanArgs
+from chunkattn.args import AttentionArgs, plan_args
 from chunkattn.backends.device import Gpu
 from chunkattn.backends.triton import arguments as group
 from chunkattn.backends.triton.attention import attention_kernel
@@ -22,28 +22,6 @@ _STORAGE = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: 
 _GRANULARITY = {0: "tensor", 1: "head", 3: "token"}
 _MERGE_WARPS = 16  # one-warp programs of the merge on a multiprocessor
 _WIDEST = 1 << 30  # windows are cut to it, so that positions plus a window stay in 32 bits
-
-
-def plan_facts(a: AttentionArgs, words: Tensor) -> PlanArgs:
-    """The plan that a call needs."""
-    return PlanArgs(
-        a.cu_seqlens_q,
-        a.seq_lens,
-        words,
-        a.q.shape[1],
-        a.k_cache.shape[2],
-        a.q.shape[2],
-        a.v_cache.shape[3],
-        a.k_cache.shape[1],
-        a.q.dtype,
-        a.causal,
-        a.window_left,
-        a.window_right,
-        a.invariant,
-        a.num_splits,
-        "NHD",
-        None,
-    )
 
 
 class Launch(NamedTuple):
@@ -71,7 +49,7 @@ def launches(
     """
     config = choose(a.q.shape[2], a.v_cache.shape[3], a.q.dtype, a.invariant, device)
     config = for_storage(config, a.k_cache.dtype in _STORAGE, device)
-    work = work_spec(plan_facts(a, words), device)
+    work = work_spec(plan_args(a, words), device)
     spec = _spec(a, config, work)
     scalars = group.Numbers(
         float(a.softmax_scale), float(a.softcap), min(a.window_left, _WIDEST), min(a.window_right, _WIDEST)
