@@ -17,6 +17,7 @@ Facts of a problem are frozen dataclasses, facts of a step are tensors, decision
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -139,6 +140,16 @@ class PagedKV:
         return cls(k, v) if layout == "NHD" else cls(k.transpose(1, 2), v.transpose(1, 2))
 
 
+def _check_counts(arg: str, numbers: Sequence[int]) -> None:
+    for number in numbers:
+        try:
+            whole = operator.index(number)
+        except TypeError:
+            raise TypeError(f"{arg}: expected integers, got {number!r}") from None
+        if not 0 <= whole < 1 << 31:
+            raise ValueError(f"{arg}: expected numbers from 0 to {(1 << 31) - 1}, got {whole}")
+
+
 @dataclass(frozen=True)
 class Batch:
     """The ragged batch of one step, as tensors.
@@ -164,15 +175,19 @@ class Batch:
     ) -> Batch:
         """Builds the tensors from Python lists, one entry a request.
 
+        Raises:
+            TypeError: an entry is not an integer.
+            ValueError: lists of different lengths, or a number that is negative or beyond int32.
+
         Example:
             >>> Batch.from_lists([3, 1], [3, 9], [[7], [2, 5]]).cu_seqlens_q.tolist()
             [0, 3, 4]
         """
-        if not len(q_lens) == len(kv_lens) == len(pages):
-            raise ValueError(
-                f"pages: expected one list a request ({len(q_lens)} query lengths, {len(kv_lens)} KV lengths), "
-                f"got {len(pages)}"
-            )
+        for arg, entries in (("kv_lens", kv_lens), ("pages", pages)):
+            if len(entries) != len(q_lens):
+                raise ValueError(f"{arg}: expected {len(q_lens)} entries, one a request of q_lens, got {len(entries)}")
+        for arg, numbers in (("q_lens", q_lens), ("kv_lens", kv_lens), *(("pages", row) for row in pages)):
+            _check_counts(arg, numbers)
         starts = [0]
         for q_len in q_lens:
             starts.append(starts[-1] + q_len)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-ARRIVALS = ("azure-conv", "azure-code", "mooncake", "sharegpt", "arxiv", "bwb")
+from chunkattn.cli.option_types import ARRIVALS, POSITIVE
+
 DEFAULT_SETTINGS = ("whole", "sarathi", "disaggregated")
 
 
@@ -16,7 +17,7 @@ DEFAULT_SETTINGS = ("whole", "sarathi", "disaggregated")
     "--arrivals",
     default="azure-conv",
     show_default=True,
-    type=click.Choice(ARRIVALS),
+    type=ARRIVALS,
     help="Without TRACE: a synthetic process fitted to this public trace.",
 )
 @click.option(
@@ -49,7 +50,7 @@ DEFAULT_SETTINGS = ("whole", "sarathi", "disaggregated")
     "--rate",
     "rates",
     multiple=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     metavar="R",
     help="Mean arrivals a second; repeat to sweep.  [default: what keeps a worker 70 % busy]",
 )
@@ -57,7 +58,7 @@ DEFAULT_SETTINGS = ("whole", "sarathi", "disaggregated")
     "--length-scale",
     default=1.0,
     show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     metavar="X",
     help="Factor of all lengths.",
 )
@@ -67,18 +68,30 @@ DEFAULT_SETTINGS = ("whole", "sarathi", "disaggregated")
 )
 @click.option("--page-size", default=16, show_default=True, type=click.IntRange(min=1), help="Tokens a page.")
 @click.option("--pages", default=2048, show_default=True, type=click.IntRange(min=1), help="Pages of a worker's cache.")
-@click.option("--slo-ttft", type=float, metavar="S", help="A good answer's time to first token.")
-@click.option("--slo-tpot", type=float, metavar="S", help="A good answer's mean time per token.")
-@click.option("--slo-itl", type=float, metavar="S", help="A good answer's p99 wait between tokens.")
-@click.option("--slo-e2el", type=float, metavar="S", help="A good answer's whole time.")
+@click.option("--slo-ttft", type=POSITIVE, metavar="S", help="A good answer's time to first token.")
+@click.option("--slo-tpot", type=POSITIVE, metavar="S", help="A good answer's mean time per token.")
+@click.option("--slo-itl", type=POSITIVE, metavar="S", help="A good answer's p99 wait between tokens.")
+@click.option("--slo-e2el", type=POSITIVE, metavar="S", help="A good answer's whole time.")
 @click.option(
     "--find-capacity", is_flag=True, help="Also search the highest rate at which 90 % of the answers are good."
 )
-@click.option("--peak-flops", type=float, metavar="F", help="The machine's dense FLOP/s in this dtype, for MFU.")
-@click.option("--peak-bandwidth", type=float, metavar="B", help="The machine's bytes/s, for MBU.")
-@click.option("--link-bandwidth", default=25e9, show_default=True, metavar="B", help="Bytes/s between two workers.")
+@click.option("--peak-flops", type=POSITIVE, metavar="F", help="The machine's dense FLOP/s in this dtype, for MFU.")
+@click.option("--peak-bandwidth", type=POSITIVE, metavar="B", help="The machine's bytes/s, for MBU.")
 @click.option(
-    "--link-latency", default=5e-6, show_default=True, metavar="S", help="Seconds a page between two workers."
+    "--link-bandwidth",
+    default=25e9,
+    show_default=True,
+    type=POSITIVE,
+    metavar="B",
+    help="Bytes/s between two workers.",
+)
+@click.option(
+    "--link-latency",
+    default=5e-6,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Seconds a page between two workers.",
 )
 @click.option(
     "--calibration",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-ARRIVALS = ("azure-conv", "azure-code", "mooncake", "sharegpt", "arxiv", "bwb")
+from chunkattn.cli.option_types import ARRIVALS, POSITIVE
 
 
 @click.group()
@@ -19,13 +19,13 @@ def tune() -> None:
 @click.option(
     "--slo-itl",
     required=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     metavar="S",
     help="Most seconds between two tokens, 99th percentile.",
 )
 @click.option(
     "--slo-ttft",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     metavar="S",
     help="Most seconds to the first token, 99th percentile.",
 )
@@ -49,16 +49,14 @@ def tune() -> None:
     "--arrivals",
     default="azure-conv",
     show_default=True,
-    type=click.Choice(ARRIVALS),
+    type=ARRIVALS,
     help="Without TRACE: a synthetic process fitted to this public trace.",
 )
 @click.option("--requests", "num_requests", default=400, show_default=True, type=click.IntRange(min=2), metavar="N")
-@click.option(
-    "--length-scale", default=1.0, show_default=True, type=click.FloatRange(min=0, min_open=True), metavar="X"
-)
+@click.option("--length-scale", default=1.0, show_default=True, type=POSITIVE, metavar="X")
 @click.option(
     "--rate",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     metavar="R",
     help="Arrivals a second of the replay.  [default: what keeps the recommended budget 70 % busy]",
 )
@@ -89,8 +87,8 @@ def tune() -> None:
     help="Keep what was measured, for --profile.",
 )
 @click.option("--layers", type=click.IntRange(min=1), help="Of the model; for a layer profile.")
-@click.option("--peak-flops", type=float, metavar="F", help="Of a device, dense 16-bit; for a layer profile.")
-@click.option("--peak-bandwidth", type=float, metavar="B", help="Of a device, bytes/s; for a layer profile.")
+@click.option("--peak-flops", type=POSITIVE, metavar="F", help="Of a device, dense 16-bit; for a layer profile.")
+@click.option("--peak-bandwidth", type=POSITIVE, metavar="B", help="Of a device, bytes/s; for a layer profile.")
 @click.option(
     "--tensor-parallel", default=1, show_default=True, type=click.IntRange(min=1), help="For a layer profile."
 )

@@ -173,3 +173,10 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     assert target.read_text() == "two"
     assert [path.name for path in target.parent.iterdir()] == ["a.txt"]
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("option", ["--slo-ttft", "--slo-itl", "--peak-flops", "--peak-bandwidth", "--link-bandwidth"])
+def test_refuses_what_is_not_positive_before_it_measures(arguments: list[str], option: str) -> None:
+    result = run([*arguments, option, "0"])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option}'" in result.output
