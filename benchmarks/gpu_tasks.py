@@ -26,7 +26,7 @@ from chunkattn.bench import gate, machine
 from chunkattn.bench.case import BenchCase, Heads
 from chunkattn.bench.cases import load
 from chunkattn.bench.record import Part
-from chunkattn.plan import choose
+from chunkattn.planning import choose
 
 GPU_BACKENDS = ("triton", "cuda")
 _RIGHT = 1.0  # row budgets

@@ -9,7 +9,7 @@ from chunkattn import ops, validate
 from chunkattn.args import AttentionArgs, PlanArgs
 from chunkattn.backends.base import Support
 from chunkattn.errors import UnsupportedError
-from chunkattn.plan import choose
+from chunkattn.planning import choose
 from chunkattn.types import AttentionSpec, Plan, Rope
 
 

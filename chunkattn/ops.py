@@ -15,7 +15,7 @@ from torch import Tensor
 from chunkattn import validate
 from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs
 from chunkattn.env import SETTINGS
-from chunkattn.plan import choose, contents
+from chunkattn.planning import choose, contents
 from chunkattn.types import AttentionSpec
 
 _LIBRARY = torch.library.Library("chunkattn", "DEF")

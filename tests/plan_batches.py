@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from chunkattn.plan.work import WorkSpec
+from chunkattn.planning.work import WorkSpec
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from plan_batches import Lengths
 
-from chunkattn.plan.work import WorkItem, WorkSpec, items, make_plan, takes_decode
+from chunkattn.planning.work import WorkItem, WorkSpec, items, make_plan, takes_decode
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def visible_products(spec: WorkSpec, item: WorkItem, q_len: int, kv_len: int) ->
 
 
 def simulate(spec: WorkSpec, lengths: Lengths, gpu: Gpu = Gpu(), model: Model = Model()) -> Timeline:
-    """Runs a plan through the model, workers drawing items as `chunkattn.plan.work.takes_decode` says."""
+    """Runs a plan through the model, workers drawing items as `chunkattn.planning.work.takes_decode` says."""
     words = make_plan(spec, lengths.cu_seqlens_q, lengths.kv_lens)
     worker_flops, fair_bytes = gpu.flops / spec.num_workers, gpu.bandwidth / spec.num_workers
     row_bytes = (model.head_dim_v + 2) * 4

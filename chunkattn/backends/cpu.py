@@ -11,7 +11,7 @@ from torch import Tensor
 from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs
 from chunkattn.backends.base import Support
 from chunkattn.env import SETTINGS
-from chunkattn.plan.work import plan_words
+from chunkattn.planning.work import plan_words
 from chunkattn.types import AttentionSpec
 
 __all__ = ["plan_words"]

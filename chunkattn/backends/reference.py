@@ -14,8 +14,8 @@ from torch import Tensor
 
 from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs
 from chunkattn.backends.base import Support
-from chunkattn.plan import contents
-from chunkattn.plan.work import WorkSpec, make_plan, plan_words
+from chunkattn.planning import contents
+from chunkattn.planning.work import WorkSpec, make_plan, plan_words
 from chunkattn.types import AttentionSpec
 
 _INVARIANT_BLOCK = 256  # keys a step of invariant mode; blocks lie at absolute multiples, every shape is the same

@@ -1,5 +1,5 @@
 // Checks of what index tensors hold; all run before anything is written. Each failure throws std::invalid_argument with
-// one sentence, "{arg}: expected …, got …". chunkattn/plan/contents.py makes the same checks for the other backends.
+// one sentence, "{arg}: expected …, got …". chunkattn/planning/contents.py makes the same checks for the other backends.
 #pragma once
 #include <string>
 

@@ -16,7 +16,7 @@ import chunkattn
 from chunkattn.backends import device
 from chunkattn.backends.cuda import backend, libraries
 from chunkattn.build import builder, sources, store, toolchain, variants
-from chunkattn.plan import choose
+from chunkattn.planning import choose
 
 pytestmark = pytest.mark.skipif(isinstance(libraries.native(), str), reason="the native core is not built")
 MERGE = chunkattn.AttentionSpec("cpu", torch.float32, torch.float32, 2, 2, 8, 8, 1, op="merge_states")

@@ -1,4 +1,4 @@
-"""The C++ plan (`sched/plan.h`) and the Python one (`chunkattn.plan.work`) agree in every word, for any spec."""
+"""The C++ plan (`sched/plan.h`) and the Python one (`chunkattn.planning.work`) agree in every word, for any spec."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from plan_batches import BATCHES, SPECS, Lengths, random_lengths, random_spec
 
-from chunkattn.plan import work
-from chunkattn.plan.work import WorkSpec
+from chunkattn.planning import work
+from chunkattn.planning.work import WorkSpec
 
 INCLUDE = Path(__file__).parents[2] / "csrc" / "include"
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None or not INCLUDE.is_dir(), reason="no compiler or no sources")

@@ -135,7 +135,7 @@ def _counts_as_gpu(session: Session) -> Iterator[None]:
         yield
         return
     from chunkattn.backends import device
-    from chunkattn.plan import choose
+    from chunkattn.planning import choose
 
     choose.backend.cache_clear()  # it remembers which backends can serve a CPU tensor
     try:

@@ -14,7 +14,7 @@ from plan_batches import SPECS, Lengths
 
 import chunkattn
 from chunkattn.args import PlanArgs
-from chunkattn.plan import work
+from chunkattn.planning import work
 
 from . import cuda_backend, cuda_runtime, mutation
 from .launch import Options, PtxModule

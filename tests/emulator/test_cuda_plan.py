@@ -11,8 +11,8 @@ import torch
 from plan_batches import BATCHES, SPECS, Lengths, random_lengths, random_spec
 
 from chunkattn.args import PlanArgs
-from chunkattn.plan import work
-from chunkattn.plan.work import WorkSpec
+from chunkattn.planning import work
+from chunkattn.planning.work import WorkSpec
 
 from . import cuda_backend
 from .session import Session

@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 from plan_batches import BATCHES, SPECS, Lengths, random_lengths, random_spec
 
 from chunkattn.args import PlanArgs
-from chunkattn.plan import work
-from chunkattn.plan.work import WorkSpec
+from chunkattn.planning import work
+from chunkattn.planning.work import WorkSpec
 
 on_archs = pytest.mark.parametrize(
     "arch", [pytest.param(arch, marks=pytest.mark.emulated(arch=arch), id=f"sm_{arch}") for arch in (80, 90)]

@@ -15,7 +15,7 @@ import torch
 
 import chunkattn
 from chunkattn.backends import device
-from chunkattn.plan import choose
+from chunkattn.planning import choose
 
 from . import triton_backend, triton_driver
 from .session import Session

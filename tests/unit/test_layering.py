@@ -1,4 +1,4 @@
-"""The layers: api -> ops -> (validate, plan) -> backends/<one> -> native core. An arrow may skip, never turn back."""
+"""The layers: api -> ops -> (validate, planning) -> backends/<one> -> native core. Arrows may skip, never turn back."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_backends_do_not_import_each_other_or_anything_above(path):
     backend = backend_of(module)
     if backend is None:
         return
-    above = ("chunkattn.api", "chunkattn.ops", "chunkattn.plan.choose", "chunkattn.scheduler", "chunkattn.models")
+    above = ("chunkattn.api", "chunkattn.ops", "chunkattn.planning.choose", "chunkattn.scheduler", "chunkattn.models")
     for name in imports(path):
         other = backend_of(name)
         assert other in (None, backend), f"{module} imports {name}"
@@ -73,11 +73,22 @@ def test_backends_do_not_import_each_other_or_anything_above(path):
 
 # What a layer must not know: everything above it.
 ABOVE = {
-    "chunkattn.types": ("api", "ops", "validate", "args", "plan", "backends", "scheduler", "models", "cli", "testing"),
-    "chunkattn.errors": ("api", "ops", "validate", "plan", "backends"),
-    "chunkattn.env": ("api", "ops", "validate", "plan", "backends"),
+    "chunkattn.types": (
+        "api",
+        "ops",
+        "validate",
+        "args",
+        "planning",
+        "backends",
+        "scheduler",
+        "models",
+        "cli",
+        "testing",
+    ),
+    "chunkattn.errors": ("api", "ops", "validate", "planning", "backends"),
+    "chunkattn.env": ("api", "ops", "validate", "planning", "backends"),
     "chunkattn.validate": ("api", "ops", "backends", "scheduler", "models", "cli", "testing"),
-    "chunkattn.plan": ("api", "ops", "scheduler", "models", "cli", "testing"),
+    "chunkattn.planning": ("api", "ops", "scheduler", "models", "cli", "testing"),
     "chunkattn.ops": ("api", "scheduler", "models", "cli", "testing"),
     "chunkattn.api": ("scheduler", "models", "cli", "testing"),
     "chunkattn.scheduler": ("serving", "simulation", "models", "cli", "testing"),
@@ -157,3 +168,10 @@ def test_public_names():
     assert len([name for name in chunkattn.__all__ if not name.startswith("_")]) <= 15
     for name in chunkattn.__all__:
         assert getattr(chunkattn, name).__doc__, f"{name} has no docstring"
+
+
+def test_no_public_name_is_also_a_module():
+    """`import chunkattn.<name> as x` would bind what the package has under that name, not the module."""
+    modules = {path.stem for path in ROOT.glob("*.py")} | {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    callables = {name for name in chunkattn.__all__ if callable(getattr(chunkattn, name))}
+    assert not callables & modules

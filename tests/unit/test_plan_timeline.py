@@ -15,7 +15,7 @@ from plan_timeline import Gpu, Timeline, decode_cost, simulate
 
 from chunkattn.backends import device
 from chunkattn.backends.triton import config
-from chunkattn.plan.work import WorkSpec, takes_decode
+from chunkattn.planning.work import WorkSpec, takes_decode
 
 # (count, query tokens, history) of the requests; query heads, KV heads.
 WORKLOADS = {

@@ -13,8 +13,8 @@ import torch
 from plan_batches import BATCHES, SPECS, Lengths, random_lengths, random_spec
 
 import chunkattn
-from chunkattn.plan import work
-from chunkattn.plan.work import WorkSpec
+from chunkattn.planning import work
+from chunkattn.planning.work import WorkSpec
 from chunkattn.testing import AttentionCase, build
 
 HAS_NATIVE = importlib.util.find_spec("chunkattn._native") is not None

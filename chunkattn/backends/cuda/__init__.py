@@ -18,7 +18,7 @@ from chunkattn.backends.cuda.backend import (
     supports,
     workspace_bytes,
 )
-from chunkattn.plan.work import plan_words
+from chunkattn.planning.work import plan_words
 
 __all__ = [
     "append_kv",

@@ -22,8 +22,8 @@ from chunkattn.backends.cuda import libraries, select, work_spec
 from chunkattn.backends.device import Gpu, gpu
 from chunkattn.build.variants import Variant
 from chunkattn.env import SETTINGS
-from chunkattn.plan import contents
-from chunkattn.plan.work import WorkSpec, plan_words
+from chunkattn.planning import contents
+from chunkattn.planning.work import WorkSpec, plan_words
 from chunkattn.types import AttentionSpec
 
 _ALIGNMENT = 64  # bytes, of a workspace

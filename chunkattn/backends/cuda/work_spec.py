@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chunkattn.backends.device import Gpu
 from chunkattn.build.variants import Variant
-from chunkattn.plan.work import WorkSpec
+from chunkattn.planning.work import WorkSpec
 
 ITEMS_PER_WORKER = 8
 MIN_SPLIT = 256

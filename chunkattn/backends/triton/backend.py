@@ -21,7 +21,7 @@ from chunkattn.backends.base import Support
 from chunkattn.backends.device import Gpu, gpu
 from chunkattn.backends.triton import config
 from chunkattn.env import SETTINGS
-from chunkattn.plan.work import make_plan, max_partial_rows, plan_words
+from chunkattn.planning.work import make_plan, max_partial_rows, plan_words
 from chunkattn.types import AttentionSpec
 
 __all__ = ["plan_words"]

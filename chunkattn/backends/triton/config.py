@@ -13,7 +13,7 @@ import torch
 
 from chunkattn.args import PlanArgs
 from chunkattn.backends.device import Gpu, gpu
-from chunkattn.plan.work import WorkSpec
+from chunkattn.planning.work import WorkSpec
 
 DECODE_ROWS = 16  # rows of an mma tile: fewer cost the same
 INVARIANT_SPLIT = 2048

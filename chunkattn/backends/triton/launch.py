@@ -16,7 +16,7 @@ from chunkattn.backends.triton import arguments as group
 from chunkattn.backends.triton.attention import attention_kernel
 from chunkattn.backends.triton.config import KernelConfig, choose, for_storage, padded, work_spec
 from chunkattn.backends.triton.merge_splits import merge_kernel
-from chunkattn.plan.work import WorkSpec
+from chunkattn.planning.work import WorkSpec
 
 _STORAGE = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
 _GRANULARITY = {0: "tensor", 1: "head", 3: "token"}

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from chunkattn.env import SETTINGS
-from chunkattn.plan import contents
+from chunkattn.planning import contents
 
 _BLOCK_BYTES = 16384  # of a program
 _MOST_LANES = 2048

@@ -1,4 +1,4 @@
-"""The plan on the device: the algorithm of `chunkattn.plan.work` in one program, without a host sync.
+"""The plan on the device: the algorithm of `chunkattn.planning.work` in one program, without a host sync.
 
 Requests are read twice, a block at a time: once for the sums that decide the split lengths, once for the prefix sums.
 All arithmetic is in 64 bits; the checksums are sums of mixed words, so the order in which a block adds them up is
@@ -14,7 +14,7 @@ import triton.language as tl
 
 from chunkattn.args import PlanArgs
 from chunkattn.backends.triton.config import work_spec
-from chunkattn.plan.work import HEADER_WORDS, MAGIC, MOST_WAVE_SPLITS, WorkSpec
+from chunkattn.planning.work import HEADER_WORDS, MAGIC, MOST_WAVE_SPLITS, WorkSpec
 
 _TABLES = tl.constexpr(HEADER_WORDS)
 _MAGIC = tl.constexpr(MAGIC)

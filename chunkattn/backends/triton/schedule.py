@@ -1,11 +1,11 @@
-"""Work items on the device: an item number of the plan (`chunkattn.plan.work`) to its parts."""
+"""Work items on the device: an item number of the plan (`chunkattn.planning.work`) to its parts."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from chunkattn.plan.work import HEADER_WORDS
+from chunkattn.planning.work import HEADER_WORDS
 
 TABLES = tl.constexpr(HEADER_WORDS)
 # Words of the header that the kernels read.
