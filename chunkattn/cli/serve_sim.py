@@ -14,13 +14,13 @@ import torch
 
 from chunkattn.bench import machine as bench_machine
 from chunkattn.cli.atomic_file import write_atomically
+from chunkattn.cli.serve_calibration import CalibrationFile, steps_wanted
 from chunkattn.cli.serve_view import ServeView
 from chunkattn.extras import require
 from chunkattn.models import Model, load_model
 from chunkattn.serving import Machine, ModelWork, Slo
 from chunkattn.simulation import (
     PROCESSES,
-    Calibration,
     Capacity,
     CostModel,
     Experiment,
@@ -29,12 +29,13 @@ from chunkattn.simulation import (
     SyntheticProcess,
     TraceRequest,
     find_capacity,
+    fitting,
     parse_setting,
     read_trace,
     scale,
+    to_requests,
 )
 
-_LONGEST_MEASURED = 1024  # prompt tokens of a step; the fit goes on from there, a step of 8192 takes half a minute
 _UTILISATION = 0.7  # of the default rate: busy, but no queue that only grows
 
 
@@ -82,10 +83,41 @@ def run_serve_sim(options: ServeOptions) -> None:
         options.model, dtype=getattr(torch, options.dtype), device=options.device, backend=options.backend
     )
     trace, num_too_long = _fit_to_model(trace, model)
+    config = settings[0].config(
+        max_num_seqs=1, page_size=options.capacity.page_size, num_pages=options.capacity.num_pages
+    )
+    fitting(to_requests(trace), config)  # refuses a cache that is too small before steps are measured
+    calibration = CalibrationFile(
+        options.calibration or options.output / "calibration.json", chosen=options.calibration is not None
+    )
+    try:
+        outcomes, cost = _compare(options, model, trace, settings, calibration, console)
+    except KeyboardInterrupt:
+        kept = f"the cost model is in {calibration.path}" if calibration.path.exists() else "nothing was written"
+        console.print(f"Interrupted: there is no report; {kept}.")
+        sys.exit(130)  # as a shell reports SIGINT
+    facts = _facts(options, model, trace, cost)
+    _write(options, console, outcomes, {**facts, "left out": _too_long(num_too_long, model)})
+
+
+def _compare(
+    options: ServeOptions,
+    model: Model,
+    trace: Sequence[TraceRequest],
+    settings: Sequence[Setting],
+    calibration: CalibrationFile,
+    console: Any,
+) -> tuple[list[Outcome], CostModel | None]:
+    """Every setting at every rate; and the cost model, where one was needed."""
+    simulated = options.executor == "simulated"
     with ServeView(console) as view:
-        cost = _cost_model(options, model, trace, settings, view)
-        rates = options.rates or (_sustainable_rate(cost, trace, options),)
-        simulated = options.executor == "simulated"
+        cost = None
+        rates = options.rates
+        if simulated or not rates:
+            seqs, page_size = options.capacity.max_num_seqs, options.capacity.page_size
+            wanted = steps_wanted(trace, settings, seqs, simulated=simulated)
+            cost = calibration.cost_model(model, wanted, page_size, options.seed, view)
+            rates = rates or (_sustainable_rate(cost, trace, options),)
         experiment = Experiment(
             trace,
             options.capacity,
@@ -100,20 +132,18 @@ def run_serve_sim(options: ServeOptions) -> None:
         for rate in rates:
             for setting in settings:
                 title = f"{setting.name} @ {rate:.3g} requests/s"
-                view.begin(title, len(trace) * (2 if setting.disaggregated else 1))
+                view.begin(title, len(trace) * (2 if setting.disaggregated else 1), "requests")
                 outcomes.append(experiment.run(setting, rate, view.on_step))
         if options.find_capacity:
             _find_capacities(experiment, outcomes, view)
-    _write(
-        options, console, outcomes, {**_facts(options, model, trace, cost), "left out": _too_long(num_too_long, model)}
-    )
+    return outcomes, cost
 
 
 def _find_capacities(experiment: Experiment, outcomes: Sequence[Outcome], view: ServeView) -> None:
     """Adds to every outcome the rate that its setting can bear."""
     settings = {outcome.setting.name: outcome for outcome in outcomes}
     for number, (name, outcome) in enumerate(settings.items()):
-        view.begin(f"capacity of {name}", len(settings))
+        view.begin(f"capacity of {name}", len(settings), "settings")
         view.advance(number, len(settings))
         rate = find_capacity(experiment, outcome.setting, start=outcome.rate)
         for other in outcomes:
@@ -160,40 +190,6 @@ def _too_long(number: int, model: Model) -> str:
     return f"{number} requests with more tokens than the model's {model.decoder.max_seq_len}"
 
 
-def _cost_model(
-    options: ServeOptions, model: Model, trace: Sequence[TraceRequest], settings: Sequence[Setting], view: ServeView
-) -> CostModel:
-    """Of the file, or measured now; a replay on the model needs a small one only, to choose a rate."""
-    if options.calibration is not None and options.calibration.exists():
-        cost = CostModel.read(options.calibration)
-        for name, value in (("model", model.config.name), ("dtype", options.dtype), ("device", options.device)):
-            if cost.facts.get(name) != value:
-                raise ValueError(
-                    f"calibration: expected a cost model of {name} {value} in {options.calibration}, "
-                    f"got {cost.facts.get(name)}"
-                )
-        return cost
-    longest_prompt = max(request.num_prompt_tokens for request in trace)
-    budgets = [setting.token_budget for setting in settings]
-    longest_chunk = min(
-        max(min(longest_prompt, longest_prompt if b is None else b) for b in budgets), _LONGEST_MEASURED
-    )
-    simulated = options.executor == "simulated"
-    calibration = Calibration(
-        model.decoder,
-        page_size=options.capacity.page_size,
-        longest_chunk=longest_chunk if simulated else min(longest_chunk, 128),
-        longest_context=max(request.num_prompt_tokens + request.num_output_tokens for request in trace),
-        most_decodes=min(options.capacity.max_num_seqs, len(trace)) if simulated else min(4, len(trace)),
-        seed=options.seed,
-    )
-    view.begin("measuring steps", len(calibration.shapes) + len(calibration.held_out))
-    cost = calibration.run(view.advance)
-    if options.calibration is not None:
-        write_atomically(options.calibration, cost.to_json())
-    return cost
-
-
 def _sustainable_rate(cost: CostModel, trace: Sequence[TraceRequest], options: ServeOptions) -> float:
     """Requests a second that keep one worker busy most of the time, by the cost model."""
     from chunkattn.serving import StepWork
@@ -208,7 +204,9 @@ def _sustainable_rate(cost: CostModel, trace: Sequence[TraceRequest], options: S
     return _UTILISATION / (prefill + output * decode / beside)
 
 
-def _facts(options: ServeOptions, model: Model, trace: Sequence[TraceRequest], cost: CostModel) -> dict[str, Any]:
+def _facts(
+    options: ServeOptions, model: Model, trace: Sequence[TraceRequest], cost: CostModel | None
+) -> dict[str, Any]:
     """What ran on what."""
     decoder = model.decoder
     name = options.trace.name if options.trace is not None else f"synthetic {options.arrivals}, seed {options.seed}"
@@ -218,7 +216,9 @@ def _facts(options: ServeOptions, model: Model, trace: Sequence[TraceRequest], c
         "requests": len(trace),
         "prompt tokens": sum(request.num_prompt_tokens for request in trace),
         "output tokens": sum(request.num_output_tokens for request in trace),
-        "steps": "of the model, in real time" if options.executor == "model" else cost.error_text,
+        "steps": cost.error_text
+        if cost is not None and options.executor == "simulated"
+        else "of the model, in real time",
         "model": f"{model.config.name}, {options.dtype} on {decoder.device}, {torch.get_num_threads()} threads",
         "cache": f"{options.capacity.num_pages} pages of {options.capacity.page_size} tokens a worker, "
         f"at most {options.capacity.max_num_seqs} requests",

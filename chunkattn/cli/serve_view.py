@@ -17,12 +17,13 @@ from chunkattn.scheduler import Scheduler
 from chunkattn.serving import StepRecord
 
 _REDRAW_S = 0.2
+_REPORT_S = 10.0  # between the lines of a long run where there is no terminal
 _RECENT_STEPS = 60  # columns of the strip of steps
 _SHADES = " ▁▂▃▄▅▆▇█"
 
 
 class ServeView:
-    """A progress bar and a live panel; where the output is no terminal, one line a run and nothing else."""
+    """A progress bar and a live panel; where the output is no terminal, a line a run, and one every ten seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -31,7 +32,8 @@ class ServeView:
         )
         self._task = self._progress.add_task("", total=None)
         self._finished = 0
-        self._drawn = 0.0
+        self._drawn = self._began = self._reported = 0.0
+        self._total, self._unit = 0, ""
         self._now: tuple[StepRecord, Scheduler] | None = None
         self._recent: deque[tuple[int, int]] = deque(maxlen=_RECENT_STEPS)  # (prompt tokens, decodes)
         self._live = Live(console=console, get_renderable=self._render, auto_refresh=False, transient=True)
@@ -46,30 +48,39 @@ class ServeView:
     ) -> None:
         self._live.stop()
 
-    def begin(self, title: str, total: int) -> None:
+    def begin(self, title: str, total: int, unit: str) -> None:
         """A run begins.
 
         Args:
             title: what it is called.
-            total: requests, or measured steps.
+            total: how much there is to do.
+            unit: of what, such as "requests".
         """
         self._progress.reset(self._task, total=total, description=title)
-        self._finished, self._now = 0, None
+        self._finished, self._now, self._total, self._unit = 0, None, total, unit
+        self._began = self._reported = time.perf_counter()
         self._recent.clear()
         if not self._console.is_terminal:
-            self._console.print(f"{title} ...")
+            self.say(f"{title} ...")
         self._draw(force=True)
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        self._console.print(line, soft_wrap=True)
 
     def advance(self, done: int, total: int) -> None:
         """So much of the run is done."""
         self._progress.update(self._task, completed=done, total=total)
+        self._finished, self._total = done, total
+        self._report()
         self._draw()
 
     def on_step(self, step: StepRecord, scheduler: Scheduler) -> None:
         """An engine has run a step."""
-        if not self._console.is_terminal:
-            return
         self._finished += len({request.request_id for request, _ in step.tokens if request.status.is_finished})
+        if not self._console.is_terminal:
+            self._report()
+            return
         if time.perf_counter() - self._drawn < _REDRAW_S:
             return
         prompts = sum(c.num_tokens for c in step.batch.chunks if not c.is_decode)
@@ -77,6 +88,12 @@ class ServeView:
         self._now = (step, scheduler)
         self._progress.update(self._task, completed=self._finished)
         self._draw(force=True)
+
+    def _report(self) -> None:
+        now = time.perf_counter()
+        if not self._console.is_terminal and now - self._reported >= _REPORT_S:
+            self._reported = now
+            self.say(f"  {self._finished:,} of {self._total:,} {self._unit} after {now - self._began:.0f} s")
 
     def _draw(self, *, force: bool = False) -> None:
         if self._console.is_terminal and (force or time.perf_counter() - self._drawn >= _REDRAW_S):

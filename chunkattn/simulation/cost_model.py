@@ -11,7 +11,8 @@ from __future__ import annotations
 import bisect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -149,14 +150,42 @@ class CostModel:
         """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            for name in ("knots", "linear_seconds", "held_out_errors"):
-                values[name] = tuple(values[name])
-            model = cls(**values)
-            if len(model.knots) != len(model.linear_seconds) or len(model.knots) < 2:
-                raise ValueError("knots and linear_seconds differ in length")
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"calibration: expected a cost model in {path}, got {error}") from None
-        return model
+            problem = _problem(values)
+        except ValueError as error:
+            problem = f"no JSON ({error})"
+        if problem:
+            raise ValueError(f"calibration: expected a cost model in {path}, got {problem}")
+        content: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
+        return cls(**content)
+
+
+def _problem(values: Any) -> str:
+    """What keeps a file's content from being a cost model; empty where nothing does."""
+    if not isinstance(values, dict):
+        return f"a {type(values).__name__} where an object is expected"
+    known = {f.name: f for f in fields(CostModel)}
+    missing = [name for name, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
+    missing = [name for name in missing if name not in values]
+    if missing:
+        return f"an object without {', '.join(missing)}"
+    for name, value in values.items():
+        if name not in known:
+            return f"an unknown field {name!r}"
+        several = name in ("knots", "linear_seconds", "held_out_errors")
+        numbers = value if several and isinstance(value, list) else [value]
+        if name == "facts":
+            if not isinstance(value, dict):
+                return f"facts that are no object: {value!r}"
+        elif several != isinstance(value, list) or not all(_is_amount(number) for number in numbers):
+            return f"{name} = {value!r}, where {'a list of amounts' if several else 'an amount'} is expected"
+    knots, linear = values["knots"], values["linear_seconds"]
+    if len(knots) != len(linear) or len(knots) < 2 or any(a >= b for a, b in pairwise(knots)):
+        return f"{len(linear)} linear_seconds for knots {knots}, which are expected to ascend and to be two at least"
+    return ""
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
 
 
 def _terms(work: StepWork) -> list[float]:

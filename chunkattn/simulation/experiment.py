@@ -133,11 +133,6 @@ class Experiment:
         vocabulary = None if self._decoder is None else self._decoder.config.vocab_size
         everybody = to_requests(scale(self._trace, rate=rate), vocabulary)
         requests = fitting(everybody, config)
-        if not requests:
-            raise ValueError(
-                f"pages: expected room for at least one request in {config.num_pages} pages of {config.page_size}, "
-                f"got none of {len(everybody)}"
-            )
         run = self._run_apart if setting.disaggregated else self._run_together
         recorders, records, executors = run(config, requests, on_step)
         summary = summarise(recorders, records, slo=self._slo, model=self._work, machine=self._machine)

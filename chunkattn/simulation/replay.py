@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from chunkattn.scheduler import Request, Scheduler, SchedulerConfig
+from chunkattn.scheduler import Request, Scheduler, SchedulerConfig, slots_needed
 from chunkattn.serving import Engine, Executor, Recorder, StepRecord
 from chunkattn.simulation.clock import Clock
 
@@ -50,12 +50,19 @@ class Worker:
 
 
 def fitting(requests: Sequence[Request], config: SchedulerConfig) -> list[Request]:
-    """The requests that a cache can hold; the others would be refused."""
-    return [
-        request
-        for request in requests
-        if -(-(len(request.prompt_token_ids) + request.max_tokens - 1) // config.page_size) <= config.num_pages
-    ]
+    """The requests that a cache can hold; the others would be refused.
+
+    Raises:
+        ValueError: it can hold none.
+    """
+    slots = [slots_needed(len(request.prompt_token_ids), request.max_tokens) for request in requests]
+    held = [request for request, n in zip(requests, slots) if n <= config.num_pages * config.page_size]
+    if not held:
+        raise ValueError(
+            f"pages: expected room for at least one request in {config.num_pages} pages of {config.page_size}, "
+            f"got none of {len(requests)}"
+        )
+    return held
 
 
 def replay(worker: Worker, requests: Sequence[Request], on_step: OnStep | None = None) -> None:

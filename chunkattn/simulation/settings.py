@@ -124,7 +124,13 @@ def parse_setting(text: str) -> Setting:
             )
         options[option] = _value(option, value, text)
     setting = Setting(text, preset.rule, preset.source, options, preset.disaggregated)
-    setting.config(max_num_seqs=1, page_size=1, num_pages=1)  # refuses bad values now
+    budget = setting.token_budget
+    if budget is not None and budget < 1:
+        raise ValueError(f"setting: expected a budget of at least 1 token a step in {text!r}, got {budget}")
+    try:
+        setting.config(max_num_seqs=1, page_size=1, num_pages=1)
+    except ValueError as error:
+        raise ValueError(f"setting: {text!r} cannot be: {error}") from None
     return setting
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from chunkattn.cli.commands import cli
 from chunkattn.cli.serve_view import ServeView
 from chunkattn.scheduler import Request, Scheduler, SchedulerConfig
 from chunkattn.serving import Engine
+from chunkattn.simulation import Calibration, CostModel, Experiment, Outcome
 
 FILES = {"report.html", "results.json", "steps.png", "latency.png", "tradeoff.png", "memory.png"}
 VLLM_KEYS = {
@@ -50,7 +52,7 @@ def test_one_command_compares_three_settings(arguments: list[str], tmp_path: Pat
     result = run([*arguments, "--executor", executor, "--slo-ttft", "10", "--output", "out"])
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.output
-    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*FILES, "calibration.json"}
     for word in ("whole", "sarathi", "disaggregated", "TTFT p99", "ITL max", "against whole", "report.html"):
         assert word in result.output
     error = re.search(r"held-out error of the cost model: mean [\d.]+%", " ".join(result.output.split()))
@@ -111,7 +113,7 @@ def test_live_view_fits_the_terminal(width: int, height: int) -> None:
     scheduler = Scheduler(SchedulerConfig(16, 4, 4, 50))
     engine = Engine(scheduler, lambda batch: {c.request.request_id: 0 for c in batch.chunks if c.samples})
     view = ServeView(console)
-    view.begin("whole @ 1 requests/s", 3)
+    view.begin("whole @ 1 requests/s", 3, "requests")
     for i in range(3):
         engine.add_request(Request(str(i), [1] * 30, 4))
     while scheduler.has_work:
@@ -180,3 +182,77 @@ def test_refuses_what_is_not_positive_before_it_measures(arguments: list[str], o
     result = run([*arguments, option, "0"])
     assert result.exit_code == 2
     assert f"Invalid value for '{option}'" in result.output
+
+
+def test_a_measured_cost_model_is_kept_at_once_and_taken_again(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+    measure = Calibration.run
+
+    def counted(self: Calibration, progress: Callable[[int, int], None]) -> CostModel:
+        measured.append(self)
+        return measure(self, progress)
+
+    def interrupted(*arguments: object) -> Outcome:
+        assert (tmp_path / "out" / "calibration.json").exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Calibration, "run", counted)
+    arguments = [*arguments, "--setting", "sarathi:64", "--output", "out"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Experiment, "run", interrupted)
+        result = run(arguments)
+    assert result.exit_code == 130
+    assert result.output.endswith("Interrupted: there is no report; the cost model is in out/calibration.json.\n")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["calibration.json"]
+    result = run(arguments)
+    assert result.exit_code == 0, result.output
+    assert "Cost model: out/calibration.json, measured 20" in result.output
+    assert len(measured) == 1
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*FILES, "calibration.json"}
+    # Another dtype, more decodes, a damaged file: measured again.
+    for change in (["--dtype", "bfloat16"], ["--max-num-seqs", "8", "--dtype", "bfloat16"], []):
+        if not change:
+            (tmp_path / "out" / "calibration.json").write_text("{}")
+        before = len(measured)
+        result = run([*arguments, *change])
+        assert result.exit_code == 0, result.output
+        assert len(measured) == before + 1
+        assert "Cost model: measured and kept in out/calibration.json" in result.output
+
+
+def test_an_interrupted_measurement_leaves_nothing(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object) -> CostModel:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Calibration, "run", interrupted)
+    result = run([*arguments, "--output", "out"])
+    assert result.exit_code == 130
+    assert result.output.endswith("Interrupted: there is no report; nothing was written.\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_real_model_at_a_given_rate_is_not_measured_first(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Calibration, "run", None)
+    options = ["--executor", "model", "--rate", "50", "--requests", "3", "--setting", "vllm", "--output", "out"]
+    result = run([*arguments, *options])
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+
+
+def test_a_long_run_says_where_it_is_without_a_terminal(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chunkattn.cli.serve_view._REPORT_S", 0.0)
+    result = run([*arguments, "--setting", "sarathi:64"])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    number = next(int(line.split()[1]) for line in lines if re.match(r"measuring \d+ steps of the model \.\.\.$", line))
+    assert number > 12
+    for total, unit in ((number, "steps"), (12, "requests")):
+        done = [int(m[1]) for line in lines if (m := re.match(rf"  (\d+) of {total} {unit} after \d+ s$", line))]
+        assert done == sorted(done)
+        assert done[-1] == total

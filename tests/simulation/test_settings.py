@@ -41,7 +41,9 @@ def test_changes(text: str, options: dict[str, object]) -> None:
         ("vllm:many", "expected a value of type int | None for token_budget"),
         ("vllm:prefill_first=maybe", "expected a value of type bool for prefill_first"),
         ("vllm:policy=lifo", "policy: expected one of fcfs, sjf, fair"),
-        ("vllm:0", "token_budget"),
+        ("vllm:0", "setting: expected a budget of at least 1 token a step in 'vllm:0', got 0"),
+        ("sarathi:-5", "setting: expected a budget of at least 1 token a step in 'sarathi:-5', got -5"),
+        ("vllm:watermark=2", "setting: 'vllm:watermark=2' cannot be: watermark: expected a share in"),
     ],
 )
 def test_refusals(text: str, message: str) -> None:
