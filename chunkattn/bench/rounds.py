@@ -87,7 +87,7 @@ class Contender:
 
     def samples(self) -> list[Sample]:
         """The windows as they go into the record."""
-        return [Sample(w.median_s, w.best_s, w.calls, w.quiet) for w in self.windows]
+        return [Sample(w.median_s, w.best_s, w.calls, w.quiet, w.cpu_s) for w in self.windows]
 
     @property
     def awake(self) -> float:

@@ -147,6 +147,7 @@ def run_case(
         kv_bytes=counts.kv_bytes,
         exps=counts.exps,
         buffers=len(sets),
+        threads=torch.get_num_threads() if device.type == "cpu" else 0,
     )
     here = [name for name in settings.providers if name in providers.for_device(settings.device)]
     modules = {name: providers.load(name) for name in here} | (extra or {})

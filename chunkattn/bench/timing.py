@@ -27,6 +27,7 @@ class Window:
         calls: how many.
         other_cores: cores that other processes used meanwhile; NaN where the system does not say.
         awake: share of the timed seconds in which the calling thread was on a CPU.
+        cpu_s: CPU seconds of a call, median, all threads of this process together.
     """
 
     median_s: float
@@ -34,6 +35,7 @@ class Window:
     calls: int
     other_cores: float
     awake: float
+    cpu_s: float | None = None
 
     @property
     def quiet(self) -> bool:
@@ -64,14 +66,16 @@ def window(
     sync = _sync(device)
     clock = _clock(device)
     times: list[float] = []
+    spent: list[float] = []
     on_cpu = 0.0
     busy, own, begin = _machine_seconds(), time.process_time(), time.perf_counter()
     while len(times) < min_calls or time.perf_counter() - begin < seconds:
         if before is not None:
             before()
         sync()
-        thread = time.thread_time()
+        thread, process = time.thread_time(), time.process_time()
         seconds_taken, result = clock(call)
+        spent.append(time.process_time() - process)
         times.append(seconds_taken)
         on_cpu += time.thread_time() - thread
         if after is not None:
@@ -85,6 +89,7 @@ def window(
         calls=len(times),
         other_cores=max(0.0, other) if other == other else other,
         awake=on_cpu / sum(times),
+        cpu_s=statistics.median(spent),
     )
 
 

