@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from html import escape
 
-from chunkattn.bench import providers, svg
-from chunkattn.bench.record import Cell, Measured, Record
+from chunkattn.bench import providers, scaling, svg
+from chunkattn.bench.record import Cell, Record
 from chunkattn.bench.table import ours, ratio, title
 
 _STYLE = """
@@ -150,19 +149,16 @@ def _heat_maps(record: Record) -> Iterator[str]:
 
 
 def _scaling(record: Record, colours: dict[str, str]) -> Iterator[str]:
-    """Time over one size: cells whose only axis it is, in the same family of names."""
-    families: dict[tuple[str, str], list[Cell]] = {}
-    for cell in record.cells:
-        if len(cell.axes) == 1 and ours(cell) is not None:
-            axis = next(iter(cell.axes))
-            families.setdefault((cell.name.rstrip("0123456789"), axis), []).append(cell)
-    if not any(len(cells) > 2 for cells in families.values()):
+    """Time over one size: cells whose only axis it is, in the same family of names, with the fit on the work."""
+    families = scaling.families(record.cells)
+    if not families:
         return
-    yield "<h2>Scaling</h2><p>Dashed: the floor. A cost that grows in proportion is parallel to it on these axes.</p>"
+    yield (
+        "<h2>Scaling</h2><p>Dashed: the floor. A cost that grows in proportion runs parallel to it on these axes. The "
+        "fit is a fixed time plus one rate, on the operations or bytes that the formulas count; its deviation says "
+        "where a size has a cliff.</p>"
+    )
     for (family, axis), cells in families.items():
-        if len(cells) < 3:
-            continue
-        cells.sort(key=lambda cell: cell.axes[axis])
         floor = [(cell.axes[axis], cell.floor_s * 1e3) for cell in cells]
         series = [svg.Series("floor", "#c00", floor, dashed=True, marks=False)]
         for name, colour in colours.items():
@@ -173,18 +169,7 @@ def _scaling(record: Record, colours: dict[str, str]) -> Iterator[str]:
                 series.append(svg.Series(label, colour, points))
         yield f"<h3>{escape(family)} over {escape(axis)}</h3>"
         yield svg.log_plot(series, x_label=axis, y_label="ms", height=320)
-        growth = growth_rate([(cell.axes[axis], cell.floor_s, _seconds(ours(cell))) for cell in cells])
-        yield f'<p class="dim">From end to end ours grows {growth:.2f} times as much as the floor.</p>'
-
-
-def growth_rate(points: list[tuple[float, float, float]]) -> float:
-    """How much more a time grows than its floor, over (size, floor, time) in order; 1 = in proportion."""
-    (_, floor_first, first), (_, floor_last, last) = points[0], points[-1]
-    return (last / first) / (floor_last / floor_first)
-
-
-def _seconds(one: Measured | None) -> float:
-    return math.nan if one is None else one.seconds
+        yield f'<p class="dim">{escape(scaling.growth(cells, axis).sentence(axis))}.</p>'
 
 
 def _cell(cell: Cell, colours: dict[str, str]) -> Iterator[str]:

@@ -114,11 +114,6 @@ def test_bars_are_as_long_as_their_values() -> None:
     assert widths[1] == pytest.approx(2 * widths[0], rel=0.01)
 
 
-def test_growth_rate_is_one_in_proportion() -> None:
-    assert page.growth_rate([(1, 1.0, 2.0), (2, 2.0, 4.0), (4, 4.0, 8.0)]) == 1.0
-    assert page.growth_rate([(1, 1.0, 2.0), (4, 4.0, 16.0)]) == 2.0
-
-
 def test_run_report_and_compare_from_the_command_line(tmp_path: Path) -> None:
     case_file, result, html = tmp_path / "tiny.yaml", tmp_path / "r.json", tmp_path / "r.html"
     case_file.write_text("cases: {tiny: [[1, 8, 8], [2, 1, 9]]}\nheads: smollm2-135m\n")
