@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from chunkattn.bench import providers, scaling, svg
+from chunkattn.bench import overview, providers, scaling, svg
+from chunkattn.bench.overview import anchor, milliseconds
 from chunkattn.bench.record import Cell, Record
 from chunkattn.bench.table import ours, ratio, title
 
@@ -15,8 +16,12 @@ h1{margin-bottom:0}h2{margin-top:2.5rem;border-bottom:1px solid #ddd}h3{margin:1
 table{border-collapse:collapse;font-size:14px;margin:.4rem 0}
 th,td{padding:.15rem .8rem .15rem 0;text-align:right}th:first-child,td:first-child{text-align:left}
 thead th{border-bottom:1px solid #999}tr.ours{font-weight:600}.dim{color:#666;font-size:13px}.warn{color:#a40}
+.lead{color:#07633f}.level{color:#666}.behind{color:#a11}.text{text-align:left!important}
 svg{max-width:100%;height:auto;display:block;margin:.4rem 0}code{background:#f4f4f4;padding:0 .25rem}
 """
+
+_NAMED = 8
+"""Most places of a roofline that get the names of their cases."""
 
 
 def render(record: Record) -> str:
@@ -28,13 +33,11 @@ def render(record: Record) -> str:
     colours = _colours(record)
     body = [
         "<h1>chunkattn bench</h1>",
-        *_origin(record),
-        *_reading(),
-        *_summary(record, colours),
+        *overview.render(record),
         *_roofline(record, colours),
         *_heat_maps(record),
         *_scaling(record, colours),
-        "<h2>Every case</h2>",
+        '<h2 id="cases">Every case</h2>',
         *(part for cell in record.cells for part in _cell(cell, colours)),
         *_micro(record),
     ]
@@ -50,71 +53,25 @@ def _colours(record: Record) -> dict[str, str]:
     return {name: svg.PALETTE[i % len(svg.PALETTE)] for i, name in enumerate(names)}
 
 
-def _origin(record: Record) -> Iterator[str]:
-    for part in record.parts[:1]:
-        facts = part.machine
-        where = [facts.get("processor", ""), f"{facts.get('threads')} threads", *facts.get("gpus", [])]
-        versions = ", ".join(f"{name} {version}" for name, version in part.versions.items())
-        yield f"<p>{escape(part.started)} · {escape(', '.join(where))}<br>{escape(versions)}</p>"
-    yield f'<details class="dim"><summary>{len(record.parts)} command(s)</summary>'
-    for part in record.parts:
-        yield f"<code>{escape(part.command)}</code> ({escape(part.started)}, {part.seconds:.0f} s)<br>"
-    yield "</details>"
-
-
-def _reading() -> Iterator[str]:
-    yield (
-        "<h2>How to read this</h2><p>Every provider computes the same step on the same random data; its output is "
-        "compared with a float64 oracle before timing, at random moments while it is timed, and on fresh data after. "
-        "A wrong one has no time here. Providers take turns in every round, in random order, each for a short window; "
-        "a window in which other programs ran is set aside. Times are medians over windows; <em>spread</em> is their "
-        "interquartile range; <em>ours is</em> is the median over rounds of the peer's time by ours. Calls rotate over "
-        "input sets larger together than the last-level cache. <em>Error</em> is the worst row in units of the budget "
-        "that a correct kernel in that dtype may use; <em>MiB</em> is what one call takes beyond what it is "
-        "given and what the provider keeps.</p><p>The <em>floor</em> is the larger of: exact "
-        "floating-point operations of the visible pairs at the rate of a plain matmul in that dtype, and bytes that "
-        "must be read or written once at the rate of a plain read of the same pages. Both rates are measured in "
-        "the same rounds. No kernel can be much under it; what is left above it is what can still be gained.</p>"
-    )
-
-
-def _summary(record: Record, colours: dict[str, str]) -> Iterator[str]:
-    yield "<h2>Summary</h2><table><thead><tr><th>case</th><th>dtype</th><th>page</th><th>ours ms</th>"
-    yield "<th>of floor</th><th>best peer</th><th>its ms</th><th>ours is</th></tr></thead><tbody>"
-    for cell in record.cells:
-        mine = ours(cell)
-        peers = [p for p in cell.measured() if p.provider not in providers.OURS]
-        if mine is None:
-            continue
-        best = (
-            f"<td>{escape(peers[0].label)}</td><td>{_ms(peers[0].seconds)}</td><td>{ratio(mine, peers[0]):.2f}×</td>"
-            if peers
-            else "<td>none measured</td><td></td><td></td>"
-        )
-        yield (
-            f'<tr><td><a href="#{_anchor(cell)}">{escape(cell.name)}</a></td><td>{_dtypes(cell)}</td>'
-            f"<td>{cell.page_size}</td><td>{_ms(mine.seconds)}</td><td>{cell.floor_s / mine.seconds:.0%}</td>"
-            f"{best}</tr>"
-        )
-    yield "</tbody></table>"
-
-
 def _roofline(record: Record, colours: dict[str, str]) -> Iterator[str]:
-    """FLOP/s over FLOP per byte, for the dtype with the most cells; dashed: what the machine gives."""
+    """FLOP/s over FLOP per byte, a chart a dtype; dashed: what the machine gives."""
     busy = [cell for cell in record.cells if cell.flops and cell.measured()]
     if not busy:
         return
-    dtypes = list(dict.fromkeys(cell.dtype for cell in busy))
-    yield "<h2>Roofline</h2>"
-    for dtype in dtypes:
+    yield (
+        '<h2 id="roofline">Roofline</h2><p>A point is a case and a provider, at the operations for each byte that must '
+        "move. Left of the bend memory is the limit, right of it arithmetic; the distance to the dashed line is what "
+        "can still be gained. A point tells its case when pointed at.</p>"
+    )
+    for dtype in dict.fromkeys(cell.dtype for cell in busy):
         cells = [cell for cell in busy if cell.dtype == dtype]
         matmul = _middle([cell.rates["matmul"] for cell in cells])
         read = _middle([cell.rates["paged_read"] for cell in cells])
         low = min(cell.flops / cell.bytes for cell in cells) / 1.5
         high = max(max(cell.flops / cell.bytes for cell in cells) * 1.5, 2 * matmul / read)
         roof = [(low, low * read / 1e9), (matmul / read, matmul / 1e9), (high, matmul / 1e9)]
-        series = [svg.Series("limit", "#c00", roof, dashed=True, marks=False)]
-        for name, colour in colours.items():
+        series = [svg.Series("machine's limit", "#c00", roof, dashed=True, marks=False)]
+        for name, colour in reversed(colours.items()):  # ours last, on top
             points, titles, label = [], [], name
             for cell in cells:
                 one = cell.provider(name)
@@ -123,16 +80,27 @@ def _roofline(record: Record, colours: dict[str, str]) -> Iterator[str]:
                     points.append((cell.flops / cell.bytes, cell.flops / one.seconds / 1e9))
                     titles.append(f"{one.label}: {title(cell)}: {one.seconds * 1e3:.3f} ms")
             if points:
-                series.append(svg.Series(label, colour, points, titles=titles))
+                radius = 5.0 if name in providers.OURS else 3.5
+                series.append(svg.Series(label, colour, points, titles=titles, radius=radius))
         yield f"<h3>{dtype}</h3>"
-        yield svg.log_plot(series, x_label="FLOP per byte that must move", y_label="GFLOP/s")
+        names: dict[float, list[str]] = {}
+        for cell in cells:
+            names.setdefault(cell.flops / cell.bytes, []).append(cell.name)
+        known = {at: ", ".join(dict.fromkeys(found)) for at, found in names.items()} if len(names) <= _NAMED else {}
+        yield svg.log_plot(
+            series,
+            x_label="FLOP per byte that must move",
+            y_label="GFLOP/s",
+            width=960,
+            places=known,
+        )
 
 
 def _heat_maps(record: Record) -> Iterator[str]:
     grid = [c for c in record.cells if set(c.axes) == {"chunk", "history"} and ours(c) is not None]
     if not grid:
         return
-    yield "<h2>Chunk × history</h2><h3>Share of the floor reached, %</h3>"
+    yield '<h2 id="heat">Chunk × history</h2><h3>Share of the floor that ours reaches</h3>'
     share = {}
     lead = {}
     for cell in grid:
@@ -144,7 +112,7 @@ def _heat_maps(record: Record) -> Iterator[str]:
             lead[point] = ratio(mine, peers[0])
     yield svg.heat_map(share, x_label="history", y_label="chunk", low=30, high=95, unit="%")
     if lead:
-        yield "<h3>Best peer's time by ours</h3>"
+        yield "<h3>The best peer's time by ours, in each cell the best there</h3>"
         yield svg.heat_map(lead, x_label="history", y_label="chunk", low=0.7, high=1.6, unit="×")
 
 
@@ -154,7 +122,8 @@ def _scaling(record: Record, colours: dict[str, str]) -> Iterator[str]:
     if not families:
         return
     yield (
-        "<h2>Scaling</h2><p>Dashed: the floor. A cost that grows in proportion runs parallel to it on these axes. The "
+        '<h2 id="scaling">Scaling</h2>'
+        "<p>Dashed: the floor. A cost that grows in proportion runs parallel to it on these axes. The "
         "fit is a fixed time plus one rate, on the operations or bytes that the formulas count; its deviation says "
         "where a size has a cliff.</p>"
     )
@@ -167,14 +136,18 @@ def _scaling(record: Record, colours: dict[str, str]) -> Iterator[str]:
             if points:
                 label = next(one.label for _, one in found if one is not None)
                 series.append(svg.Series(label, colour, points))
+        fit = scaling.growth(cells, axis)
+        line = [(cell.axes[axis], 1e3 * fit.seconds(cell)) for cell in cells]
+        series.append(svg.Series("fit of ours", "#999", line, dashed=True, marks=False))
         yield f"<h3>{escape(family)} over {escape(axis)}</h3>"
-        yield svg.log_plot(series, x_label=axis, y_label="ms", height=320)
-        yield f'<p class="dim">{escape(scaling.growth(cells, axis).sentence(axis))}.</p>'
+        sizes = [cell.axes[axis] for cell in cells]
+        yield svg.log_plot(series, x_label=axis, y_label="ms", width=960, height=340, x_ticks=sizes)
+        yield f'<p class="dim">{escape(fit.sentence(axis))}.</p>'
 
 
 def _cell(cell: Cell, colours: dict[str, str]) -> Iterator[str]:
     mine = ours(cell)
-    yield f'<h3 id="{_anchor(cell)}">{escape(title(cell))}</h3>'
+    yield f'<h3 id="{anchor(cell)}">{escape(title(cell))}</h3>'
     rows = [
         svg.Bar(
             one.label,
@@ -193,8 +166,9 @@ def _cell(cell: Cell, colours: dict[str, str]) -> Iterator[str]:
         memory = "" if one.peak_bytes is None else f"{one.peak_bytes / 2**20:.1f}"
         error = "" if one.error is None else f"{one.error:.2f}"
         yield (
-            f'<tr class="{"ours" if one is mine else ""}"><td>{escape(one.label)}</td><td>{_ms(one.seconds)}</td>'
-            f"<td>{one.spread:.0%}</td><td>{_ms(one.best)}</td><td>{cell.flops / one.seconds / 1e9:.0f}</td>"
+            f'<tr class="{"ours" if one is mine else ""}"><td>{escape(one.label)}</td>'
+            f"<td>{milliseconds(one.seconds)}</td>"
+            f"<td>{one.spread:.0%}</td><td>{milliseconds(one.best)}</td><td>{cell.flops / one.seconds / 1e9:.0f}</td>"
             f"<td>{cell.bytes / one.seconds / 1e9:.1f}</td><td>{cell.floor_s / one.seconds:.0%}</td><td>{lead}</td>"
             f"<td>{error}</td><td>{memory}</td><td>{sum(s.quiet for s in one.samples)}/{len(one.samples)}</td></tr>"
         )
@@ -203,7 +177,7 @@ def _cell(cell: Cell, colours: dict[str, str]) -> Iterator[str]:
     yield f'<p class="dim">{cell.flops / 1e9:.3g} GFLOP, {cell.bytes / 1e6:.3g} MB; {escape(limits)}; '
     yield f"{cell.buffers} input set(s)</p>"
     for one in cell.providers:
-        if not one.samples:
+        if not one.samples and one.status != "missing":  # the missing ones are listed once, at the top
             yield f'<p class="warn">{escape(one.label)}: {escape(one.status)}: {escape(one.reason)}</p>'
         for note in one.notes:
             yield f'<p class="warn">{escape(one.label)}: {escape(note)}</p>'
@@ -225,18 +199,6 @@ def _micro(record: Record) -> Iterator[str]:
 def _rates(cell: Cell) -> Iterator[tuple[str, float, str]]:
     for name, rate in cell.rates.items():
         yield name, rate, cell.limits[name].label
-
-
-def _anchor(cell: Cell) -> str:
-    return escape(cell.key.replace("/", "-"))
-
-
-def _dtypes(cell: Cell) -> str:
-    return cell.dtype if cell.kv_dtype == cell.dtype else f"{cell.dtype}, KV {cell.kv_dtype}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.4g}"
 
 
 def _middle(values: list[float]) -> float:

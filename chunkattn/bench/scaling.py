@@ -33,6 +33,10 @@ class Growth:
     deviation: float
     worst: float
 
+    def seconds(self, cell: Cell) -> float:
+        """What the fit says of a case."""
+        return self.fixed_s + self.slope_s * (cell.flops / 1e9 if self.work == "GFLOP" else cell.bytes / 1e6)
+
     def sentence(self, axis: str) -> str:
         """The fit in words."""
         return (

@@ -9,6 +9,12 @@ from html import escape
 
 PALETTE = ("#0b6e4f", "#d95f02", "#7570b3", "#e7298a", "#1f78b4", "#a6761d", "#666666", "#b15928", "#17becf")
 
+_LONGEST = 4.0
+"""Bars longer than so many times the shortest (or the mark) are cut."""
+
+_LETTER_WIDTH = 6
+"""Pixels of a letter of 11 pixels' height, about."""
+
 
 @dataclass(frozen=True)
 class Bar:
@@ -30,20 +36,25 @@ class Series:
     dashed: bool = False
     marks: bool = True
     titles: Sequence[str] = ()
+    radius: float = 4.0
 
 
-def bars(rows: Sequence[Bar], *, mark: float, mark_label: str, width: int = 720) -> str:
-    """Horizontal bars, with a line at `mark` across all of them."""
-    left, right, step = 130, 150, 24
-    top = max([mark, *(row.value for row in rows)], default=1.0) or 1.0
+def bars(rows: Sequence[Bar], *, mark: float, mark_label: str, width: int = 820) -> str:
+    """Horizontal bars, with a line at `mark` across all of them; bars far longer than the rest are cut, and look it."""
+    left, right, step = 150, 190, 24
+    most = max([mark, *(row.value for row in rows)], default=1.0) or 1.0
+    top = min(most, _LONGEST * max(mark, min((row.value for row in rows), default=most)))
     scale = (width - left - right) / top
     height = 20 + step * len(rows) + 4
     parts = [_open(width, height)]
     for number, row in enumerate(rows):
         y = 20 + number * step
-        length = max(1.0, row.value * scale)
+        length = max(1.0, min(row.value, top) * scale)
         parts.append(_text(left - 8, y + 15, row.label, anchor="end"))
         parts.append(f'<rect x="{left}" y="{y + 3}" width="{length:.1f}" height="16" rx="2" fill="{row.colour}"/>')
+        if row.value > top * 1.001:
+            cut = left + length - 26
+            parts.append(f'<path d="M{cut:.1f} {y + 21}l6 -20h6l-6 20z" fill="#fff"/>')
         parts.append(_text(left + length + 6, y + 15, row.text, size=12))
     x = left + mark * scale
     parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="16" y2="{height - 2}" stroke="#c00" stroke-dasharray="4 3"/>')
@@ -52,14 +63,31 @@ def bars(rows: Sequence[Bar], *, mark: float, mark_label: str, width: int = 720)
 
 
 def log_plot(
-    series: Sequence[Series], *, x_label: str, y_label: str, width: int = 720, height: int = 420, legend: bool = True
+    series: Sequence[Series],
+    *,
+    x_label: str,
+    y_label: str,
+    width: int = 720,
+    height: int = 420,
+    legend: bool = True,
+    x_ticks: Sequence[float] | None = None,
+    places: dict[float, str] | None = None,
 ) -> str:
-    """Lines and points over logarithmic axes; points that are not positive are left out."""
+    """Lines and points over logarithmic axes; points that are not positive are left out.
+
+    Args:
+        series: what to draw, the last on top.
+        x_label, y_label: of the axes.
+        width, height: of the picture.
+        legend: whether the series are named beside it.
+        x_ticks: numbers under the axis, instead of round ones.
+        places: names over the picture at some x.
+    """
     kept = [[(x, y) for x, y in one.points if x > 0 and y > 0] for one in series]
     flat = [point for points in kept for point in points]
     if not flat:
         return ""
-    left, right, top, bottom = 64, 170 if legend else 16, 12, 44
+    left, right, top, bottom = 64, 170 if legend else 16, 20 if places else 12, 44
     x_low, x_high = _span([x for x, _ in flat])
     y_low, y_high = _span([y for _, y in flat])
 
@@ -69,7 +97,7 @@ def log_plot(
         return left + across * (width - left - right), height - bottom - up * (height - top - bottom)
 
     parts = [_open(width, height)]
-    for value in _ticks(x_low, x_high):
+    for value in x_ticks or _ticks(x_low, x_high):
         x, _ = place(value, 10**y_low)
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - bottom}" stroke="#eee"/>')
         parts.append(_text(x, height - bottom + 16, _short(value), anchor="middle", size=11))
@@ -82,6 +110,8 @@ def log_plot(
         f'<text transform="translate(14 {(top + height - bottom) / 2}) rotate(-90)" text-anchor="middle" '
         f'font-size="12">{escape(y_label)}</text>'
     )
+    for at, text in _spaced({place(at, 1.0)[0]: text for at, text in (places or {}).items()}).items():
+        parts.append(_text(at, 12, text, anchor="middle", size=11, colour="#666"))
     for one, points in zip(series, kept, strict=True):
         parts.append(_line(one, [place(x, y) for x, y in points]))
     for number, one in enumerate(series if legend else ()):
@@ -123,6 +153,19 @@ def heat_map(
     return "".join([*parts, "</svg>"])
 
 
+def _spaced(names: dict[float, str]) -> dict[float, str]:
+    """Names at their x in pixels; one that would touch its neighbour joins it."""
+    joined: dict[float, list[str]] = {}
+    end = -math.inf
+    for x, name in sorted(names.items()):
+        if x - _LETTER_WIDTH * len(name) / 2 < end:
+            joined[max(joined)].append(name)
+        else:
+            joined[x] = [name]
+        end = max(joined) + _LETTER_WIDTH * len(", ".join(joined[max(joined)])) / 2 + 8
+    return {x: ", ".join(dict.fromkeys(found)) for x, found in joined.items()}
+
+
 def _line(one: Series, places: Sequence[tuple[float, float]]) -> str:
     parts = []
     if one.dashed or not one.titles:
@@ -132,7 +175,8 @@ def _line(one: Series, places: Sequence[tuple[float, float]]) -> str:
     for number, (x, y) in enumerate(places if one.marks else ()):
         title = f"<title>{escape(one.titles[number])}</title>" if number < len(one.titles) else ""
         parts.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{one.colour}" fill-opacity="0.85">{title}</circle>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{one.radius:g}" fill="{one.colour}" fill-opacity="0.85">'
+            f"{title}</circle>"
         )
     return "".join(parts)
 

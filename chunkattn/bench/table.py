@@ -65,21 +65,25 @@ def print_cell(console: Any, cell: Cell) -> None:
     console.print()
 
 
+def groups(cell: Cell) -> str:
+    """The batch in short: count×query tokens@history a group, or sums where there are many."""
+    if len(cell.requests) <= _MOST_GROUPS:
+        return " + ".join(f"{count}×{q}@{history}" for count, q, history in cell.requests)
+    requests, tokens, keys = (
+        sum(count * part for count, part in zip((g[0] for g in cell.requests), parts, strict=True))
+        for parts in ([1] * len(cell.requests), [g[1] for g in cell.requests], [g[1] + g[2] for g in cell.requests])
+    )
+    return f"{requests} requests, {tokens} tokens, {keys} keys"
+
+
 def title(cell: Cell) -> str:
     """One line that says what the case is."""
-    groups = " + ".join(f"{count}×{q}@{history}" for count, q, history in cell.requests)
-    if len(cell.requests) > _MOST_GROUPS:
-        requests, tokens, keys = (
-            sum(count * part for count, part in zip((g[0] for g in cell.requests), parts, strict=True))
-            for parts in ([1] * len(cell.requests), [g[1] for g in cell.requests], [g[1] + g[2] for g in cell.requests])
-        )
-        groups = f"{requests} requests, {tokens} tokens, {keys} keys"
     heads = cell.heads
     dims = f"{heads['head_dim']}" + ("" if heads["head_dim"] == heads["head_dim_v"] else f"/{heads['head_dim_v']}")
     kv = "" if cell.kv_dtype == cell.dtype else f", KV {cell.kv_dtype}"
     return (
-        f"{cell.name}  {groups}, {heads['num_q_heads']}q/{heads['num_kv_heads']}kv heads of {dims}, {cell.dtype}{kv}, "
-        f"pages of {cell.page_size}"
+        f"{cell.name}  {groups(cell)}, {heads['num_q_heads']}q/{heads['num_kv_heads']}kv heads of {dims}, "
+        f"{cell.dtype}{kv}, pages of {cell.page_size}"
     )
 
 
