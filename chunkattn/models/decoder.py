@@ -115,7 +115,7 @@ class Decoder:
             raise ValueError("tree_mask: expected a model without sliding windows")
         weights, config = self.weights, self.config
         # Lengths are the same in every layer, so the step is planned once for each kind of window.
-        plans = {window: self._plan(batch, cache[0], window) for window in set(config.windows)}
+        plans = {window: self._plan(len(input_ids), batch, cache[0], window) for window in set(config.windows)}
         size = max(plan.workspace_bytes for plan in plans.values())
         workspace = torch.empty(size, dtype=torch.uint8, device=self.device) if size else None
         rope = self._rope if positions is None else replace(self._rope, positions=positions)
@@ -129,16 +129,20 @@ class Decoder:
         last = _rms_norm(hidden[logits_indices], weights.final_norm, config.rms_norm_eps)
         return F.linear(last, weights.logits).float()
 
-    def _plan(self, batch: Batch, pool: PagedKV, window: int | None) -> Plan:
+    def _plan(self, num_tokens: int, batch: Batch, pool: PagedKV, window: int | None) -> Plan:
+        page_size = pool.k_cache.shape[1]
         return chunkattn.plan(
             batch.cu_seqlens_q,
             batch.seq_lens,
             num_q_heads=self.config.num_q_heads,
             num_kv_heads=self.config.num_kv_heads,
             head_dim=self.config.head_dim,
-            page_size=pool.k_cache.shape[1],
+            page_size=page_size,
             dtype=self.dtype,
             window=_beside(window),
+            # From the shapes: the lengths themselves are on the device.
+            max_tokens=num_tokens,
+            max_seq_len=batch.block_table.shape[1] * page_size,
             backend=self.backend,
         )
 

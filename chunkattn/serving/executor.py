@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from chunkattn.scheduler import Chunk, ScheduledBatch
 from chunkattn.serving.drafts import NO_DRAFT, Draft, NgramDrafter
+from chunkattn.serving.step_graphs import StepGraphs
 from chunkattn.serving.step_metadata import StepMetadata
-from chunkattn.types import Batch, PagedKV
+from chunkattn.serving.step_model import StepModel
 
 
 class Executor(Protocol):
@@ -22,26 +24,6 @@ class Executor(Protocol):
         """Computes the chunks; returns the next token by request id for every chunk with ``samples``, or several
         where guesses were right."""
         ...
-
-
-class StepModel(Protocol):
-    """The part of a decoder that an executor uses."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def allocate_cache(self, num_pages: int, page_size: int) -> list[PagedKV]: ...
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        batch: Batch,
-        cache: Sequence[PagedKV],
-        logits_indices: Tensor,
-        *,
-        positions: Tensor | None = None,
-        tree_mask: Tensor | None = None,
-    ) -> Tensor: ...
 
 
 class ModelExecutor:
@@ -56,7 +38,13 @@ class ModelExecutor:
     """
 
     def __init__(
-        self, model: StepModel, *, num_pages: int, page_size: int, drafter: NgramDrafter | None = None
+        self,
+        model: StepModel,
+        *,
+        num_pages: int,
+        page_size: int,
+        drafter: NgramDrafter | None = None,
+        graphs: bool = True,
     ) -> None:
         """Allocates the cache.
 
@@ -64,11 +52,14 @@ class ModelExecutor:
             model: the decoder.
             num_pages, page_size: of the cache; the scheduler's.
             drafter: guesses as many tokens as the scheduler leaves room for; None guesses none.
+            graphs: whether small steps run as CUDA graphs where the model is on a GPU. Tested on a CPU with a stand-in
+                for the graph; has not run on a GPU yet.
         """
         self._model = model
         self._page_size = page_size
         self._drafter = drafter
         self.cache = model.allocate_cache(num_pages, page_size)
+        self._graphs = StepGraphs(model, self.cache) if graphs and model.device.type == "cuda" else None
         self.least_margin = float("inf")
         self.metadata_seconds = 0.0
         self.num_drafted = self.num_accepted = 0
@@ -76,10 +67,18 @@ class ModelExecutor:
     def __call__(self, batch: ScheduledBatch) -> dict[str, int | list[int]]:
         device = self._model.device
         drafts = self._propose(batch)
+        graphs = self._graphs if self._graphs and not drafts and self._graphs.serves(batch.num_tokens) else None
         start = time.perf_counter()
-        metadata = StepMetadata.of(batch, self._page_size, device, drafts)
+        metadata = StepMetadata.of(batch, self._page_size, "cpu" if graphs else device, drafts)
         self.metadata_seconds = time.perf_counter() - start
-        logits = self.forward(metadata)
+        try:
+            logits = graphs(metadata) if graphs else self.forward(metadata)
+        except RuntimeError as error:
+            if graphs is None:
+                raise
+            warnings.warn(f"no CUDA graphs from here on: {error}", RuntimeWarning, stacklevel=2)
+            self._graphs = None
+            return self(batch)  # computing a step again changes nothing
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # a step that samples nothing must be over as well when it is timed
         if not len(logits):
