@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -110,13 +111,9 @@ def memory(model: Model, length: int) -> None:
             executor = ModelExecutor(model.decoder, num_pages=tokens // PAGE + 1, page_size=PAGE)
             largest = max(steps, key=lambda step: (step.num_tokens, step.chunks[0].end))
             metadata = StepMetadata.of(largest, PAGE, device)
-            cells.append(f"{peak_activation_bytes(_forward(executor, metadata), device) / 1e6:.2f} MB")
+            cells.append(f"{peak_activation_bytes(partial(executor.forward, metadata), device) / 1e6:.2f} MB")
         rows.append(cells)
     table(["budget", *(f"prompt of {tokens}" for tokens in lengths)], rows)
-
-
-def _forward(executor: ModelExecutor, metadata: StepMetadata) -> Callable[[], object]:
-    return lambda: executor.forward(metadata)
 
 
 def stall(model: Model, length: int) -> None:

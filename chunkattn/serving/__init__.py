@@ -5,7 +5,7 @@ from __future__ import annotations
 from chunkattn.serving.drafts import Draft, NgramDrafter
 from chunkattn.serving.engine import Engine, StepRecord
 from chunkattn.serving.executor import Executor, ModelExecutor
-from chunkattn.serving.metrics import Machine, RequestLatency, Slo, percentile, summarise
+from chunkattn.serving.metrics import Machine, Slo, percentile, summarise
 from chunkattn.serving.recorder import ChunkSpan, Recorder, RequestRecord
 from chunkattn.serving.request_times import RequestTimes, request_times
 from chunkattn.serving.step_metadata import StepMetadata
@@ -21,7 +21,6 @@ __all__ = [
     "ModelWork",
     "NgramDrafter",
     "Recorder",
-    "RequestLatency",
     "RequestRecord",
     "RequestTimes",
     "Slo",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from chunkattn.serving.recorder import Recorder, RequestRecord
@@ -30,42 +29,16 @@ class Slo:
     itl: float | None = None
     e2el: float | None = None
 
-    def met(self, times: RequestLatency) -> bool:
-        """Whether a request met all of them."""
+    def met(self, record: RequestRecord) -> bool:
+        """Whether a request with at least one token met all of them."""
+        gaps = record.gaps if self.itl is not None else []
         pairs = (
-            (self.ttft, times.ttft),
-            (self.tpot, times.tpot),
-            (self.itl, percentile(sorted(times.gaps), 99) if times.gaps else None),
-            (self.e2el, times.e2el),
+            (self.ttft, record.ttft),
+            (self.tpot, record.tpot),
+            (self.itl, percentile(sorted(gaps), 99) if gaps else None),
+            (self.e2el, record.e2el),
         )
         return all(limit is None or value is None or value <= limit for limit, value in pairs)
-
-
-@dataclass(frozen=True)
-class RequestLatency:
-    """A finished request in seconds.
-
-    Attributes:
-        ttft: first token after arrival: queue and all chunks.
-        tpot: (last token - first token) / (tokens - 1); None for one token.
-        gaps: every wait between two tokens.
-        e2el: last token after arrival.
-        queue: first step after arrival.
-    """
-
-    ttft: float
-    tpot: float | None
-    gaps: tuple[float, ...]
-    e2el: float
-    queue: float
-
-    @classmethod
-    def of(cls, record: RequestRecord) -> RequestLatency:
-        """From a record with at least one token."""
-        times, arrival = record.token_times, record.request.arrival_time
-        tpot = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
-        gaps = tuple(after - before for before, after in pairwise(times))
-        return cls(times[0] - arrival, tpot, gaps, times[-1] - arrival, record.first_scheduled - arrival)
 
 
 @dataclass(frozen=True)
@@ -129,16 +102,14 @@ def summarise(
         Cached prompt tokens count as input but not as computed.
     """
     done = [r for r in records.values() if r.request.status.is_finished and r.token_times]
-    latencies = [RequestLatency.of(record) for record in done]
     begin = min((r.request.arrival_time for r in records.values()), default=0.0)
     end = max((r.token_times[-1] for r in done), default=begin)
     duration = max(end - begin, 1e-12)
     slo = slo or Slo()
-    good = sum(map(slo.met, latencies))
+    good = sum(map(slo.met, done))
     inputs = sum(len(r.request.prompt_token_ids) for r in done)
     outputs = sum(len(r.token_times) for r in done)
     computed = sum(recorder.work.num_tokens for recorder in recorders)
-    gaps = [gap for latency in latencies for gap in latency.gaps]
     result: dict[str, Any] = {
         "duration": duration,
         "completed": len(done),
@@ -151,15 +122,13 @@ def summarise(
         "output_throughput": outputs / duration,
         "total_token_throughput": (inputs + outputs) / duration,
         "computed_token_throughput": computed / duration,
-        **_spread("ttft", [latency.ttft for latency in latencies]),
-        **_spread("tpot", [latency.tpot for latency in latencies if latency.tpot is not None]),
-        **_spread("itl", gaps),
-        **_spread("e2el", [latency.e2el for latency in latencies]),
-        **_spread("queue", [latency.queue for latency in latencies]),
+        **_spread("ttft", [r.ttft for r in done]),
+        **_spread("tpot", [r.tpot for r in done if r.tpot is not None]),
+        **_spread("itl", [gap for r in done for gap in r.gaps]),
+        **_spread("e2el", [r.e2el for r in done]),
+        **_spread("queue", [r.queue for r in done]),
         "mean_e2el_per_token_ms": (
-            math.fsum(x.e2el / len(r.token_times) for x, r in zip(latencies, done)) / len(done) * 1e3
-            if done
-            else math.nan
+            math.fsum(r.e2el / len(r.token_times) for r in done) / len(done) * 1e3 if done else math.nan
         ),
         "num_workers": len(recorders),
         "num_steps": sum(len(recorder.step_ends) for recorder in recorders),
@@ -168,7 +137,7 @@ def summarise(
         **_cache(recorders),
         **_pool(recorders),
         **_host(recorders),
-        **_fairness(done, recorders[0]._scheduler.config.fair_weights),
+        **_fairness(done, recorders[0].scheduler.config.fair_weights),
         "busy_share": sum(_busy(recorder) for recorder in recorders) / len(recorders) / duration,
     }
     if model is not None:
@@ -190,7 +159,7 @@ def _pool(recorders: Sequence[Recorder]) -> dict[str, Any]:
     """Use of the fullest pool; the mean is over time."""
     peaks, means = [], []
     for recorder in recorders:
-        pages = recorder._scheduler.pool.num_pages
+        pages = recorder.scheduler.pool.num_pages
         peaks.append(max(recorder.pages_in_use, default=0) / pages)
         busy = _busy(recorder)
         spans = zip(recorder.pages_in_use, recorder.step_starts, recorder.step_ends)
@@ -261,7 +230,7 @@ def _utilisation(
         "bytes_moved": moved,
         "bytes_per_second": moved / duration,
         "kv_bytes_peak": max(
-            max(r.pages_in_use, default=0) * r._scheduler.pool.page_size * model.kv_bytes_per_token for r in recorders
+            max(r.pages_in_use, default=0) * r.scheduler.pool.page_size * model.kv_bytes_per_token for r in recorders
         ),
     }
     workers = len(recorders)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from chunkattn.scheduler import Request, ScheduledBatch, Scheduler
 from chunkattn.serving.engine import StepRecord
@@ -13,7 +14,7 @@ from chunkattn.serving.step_work import StepWork
 
 @dataclass
 class RequestRecord:
-    """One request's life, in seconds on the engine's clock.
+    """One request's life, in seconds on the engine's clock; the latencies are of one with at least one token.
 
     Attributes:
         request: the request itself.
@@ -27,6 +28,32 @@ class RequestRecord:
     num_first_cached: int
     token_times: array[float] = field(default_factory=lambda: array("d"))
 
+    @property
+    def ttft(self) -> float:
+        """First token after arrival: queue and all chunks."""
+        return self.token_times[0] - self.request.arrival_time
+
+    @property
+    def tpot(self) -> float | None:
+        """(last token - first token) / (tokens - 1); None for one token."""
+        count = len(self.token_times) - 1
+        return (self.token_times[-1] - self.token_times[0]) / count if count else None
+
+    @property
+    def gaps(self) -> list[float]:
+        """Every wait between two tokens."""
+        return [after - before for before, after in pairwise(self.token_times)]
+
+    @property
+    def e2el(self) -> float:
+        """Last token after arrival."""
+        return self.token_times[-1] - self.request.arrival_time
+
+    @property
+    def queue(self) -> float:
+        """First step after arrival."""
+        return self.first_scheduled - self.request.arrival_time
+
 
 @dataclass(frozen=True)
 class ChunkSpan:
@@ -35,20 +62,19 @@ class ChunkSpan:
     request_id: str
     start: float
     end: float
-    num_tokens: int
     is_decode: bool
-    samples: bool
 
 
 class Recorder:
     """Listens to an engine.
 
     Attributes:
+        scheduler: the engine's.
         requests: records by request id, of requests that have run.
         spans: chunks of the watched requests.
         step_starts, step_ends: seconds.
-        step_tokens, step_prefill_tokens, pages_in_use, num_waiting: per step.
-        host_seconds, metadata_seconds, num_chunks: scheduling cost and size of each step.
+        pages_in_use, num_chunks, host_seconds, metadata_seconds: of each step: its cache and size, and what scheduling
+            and building its tensors took.
         work: counts over all steps.
         largest: the steps with the most tokens and with the most rows of logits, and their counts.
         hits, queries: prompt tokens found in the prefix cache and looked up, first admissions only.
@@ -63,14 +89,13 @@ class Recorder:
             scheduler: the engine's.
             watched: ids of requests whose chunks are kept.
         """
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._watched = frozenset(watched)
         self.requests: dict[str, RequestRecord] = {}
         self.spans: list[ChunkSpan] = []
-        self.step_starts, self.step_ends, self.host_seconds = array("d"), array("d"), array("d")
-        self.metadata_seconds = array("d")
-        self.step_tokens, self.step_prefill_tokens, self.pages_in_use = array("q"), array("q"), array("q")
-        self.num_waiting, self.num_chunks = array("q"), array("q")
+        self.step_starts, self.step_ends = array("d"), array("d")
+        self.host_seconds, self.metadata_seconds = array("d"), array("d")
+        self.pages_in_use, self.num_chunks = array("q"), array("q")
         self.work = StepWork()
         self.largest: list[tuple[StepWork, ScheduledBatch]] = []
         self.hits = self.queries = self.resumed_hits = self.resumed_queries = self.num_preemptions = 0
@@ -78,7 +103,7 @@ class Recorder:
     @property
     def num_recomputed_tokens(self) -> int:
         """Tokens computed again after preemptions."""
-        return self._scheduler.num_recomputed_tokens
+        return self.scheduler.num_recomputed_tokens
 
     def __call__(self, step: StepRecord) -> None:
         """Takes a step."""
@@ -90,7 +115,7 @@ class Recorder:
             self.requests[request.request_id].token_times.append(end)
         if self._watched:
             self.spans += [
-                ChunkSpan(c.request.request_id, step.start, end, c.num_tokens, c.is_decode, c.samples)
+                ChunkSpan(c.request.request_id, step.start, end, c.is_decode)
                 for c in batch.chunks
                 if c.request.request_id in self._watched
             ]
@@ -101,12 +126,9 @@ class Recorder:
         self.step_ends.append(end)
         self.host_seconds.append(step.host_seconds)
         self.metadata_seconds.append(step.metadata_seconds)
-        self.step_tokens.append(work.num_tokens)
-        self.step_prefill_tokens.append(work.num_prefill_tokens)
         self.num_chunks.append(len(batch.chunks))
-        pool = self._scheduler.pool
+        pool = self.scheduler.pool
         self.pages_in_use.append(pool.num_pages - len(pool))
-        self.num_waiting.append(len(self._scheduler.waiting))
         self.num_preemptions += len(batch.preempted)
 
     def _keep_if_largest(self, work: StepWork, batch: ScheduledBatch) -> None:

@@ -8,7 +8,7 @@ from chunkattn.simulation.clock import SimulatedClock, WorkClock
 from chunkattn.simulation.cost_model import CostModel, MeasuredStep
 from chunkattn.simulation.disaggregated import Link, PageHandover, replay_disaggregated
 from chunkattn.simulation.executor import SimulatedExecutor
-from chunkattn.simulation.experiment import Capacity, Experiment, Outcome, sweep
+from chunkattn.simulation.experiment import Capacity, Experiment, Outcome
 from chunkattn.simulation.prompts import BlockTokens, to_requests
 from chunkattn.simulation.replay import Worker, fitting, replay
 from chunkattn.simulation.settings import PRESETS, Setting, parse_setting
@@ -41,6 +41,5 @@ __all__ = [
     "replay",
     "replay_disaggregated",
     "scale",
-    "sweep",
     "to_requests",
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from chunkattn.models import Decoder
 from chunkattn.models.activation_memory import peak_activation_bytes
-from chunkattn.scheduler import Request, Scheduler, SchedulerConfig
+from chunkattn.scheduler import Request, SchedulerConfig
 from chunkattn.serving import (
     Executor,
     Machine,
@@ -19,7 +20,6 @@ from chunkattn.serving import (
     RequestRecord,
     Slo,
     StepMetadata,
-    StepRecord,
     summarise,
 )
 from chunkattn.simulation.clock import Clock, SimulatedClock, WorkClock
@@ -27,11 +27,9 @@ from chunkattn.simulation.cost_model import CostModel
 from chunkattn.simulation.disaggregated import Link, PageHandover, replay_disaggregated
 from chunkattn.simulation.executor import SimulatedExecutor
 from chunkattn.simulation.prompts import to_requests
-from chunkattn.simulation.replay import Worker, fitting, replay
+from chunkattn.simulation.replay import OnStep, Worker, fitting, replay
 from chunkattn.simulation.settings import Setting
 from chunkattn.simulation.trace import TraceRequest, scale
-
-OnStep = Callable[[StepRecord, Scheduler], None]
 
 
 @dataclass(frozen=True)
@@ -208,18 +206,5 @@ class Experiment:
         for _, batch in {id(batch): (work, batch) for work, batch in recorder.largest}.values():
             if batch.chunks:
                 step = StepMetadata.of(batch, page_size, device)
-                peak = max(peak, peak_activation_bytes(_forward(executor, step), device))
+                peak = max(peak, peak_activation_bytes(partial(executor.forward, step), device))
         return float(peak)
-
-
-def sweep(
-    experiment: Experiment, settings: Sequence[Setting], rates: Sequence[float], on_step: OnStep | None = None
-) -> Iterator[Outcome]:
-    """Every setting at every rate."""
-    for rate in rates:
-        for setting in settings:
-            yield experiment.run(setting, rate, on_step)
-
-
-def _forward(executor: ModelExecutor, step: StepMetadata) -> Callable[[], object]:
-    return lambda: executor.forward(step)
