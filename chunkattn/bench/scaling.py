@@ -23,6 +23,7 @@ class Growth:
         r2: share of the variance of time that the fit explains.
         deviation: the largest relative distance of a time from the fit.
         worst: the size that it is at.
+        floors: least and most times the floor that a case takes, each against the rates of its own rounds.
     """
 
     work: str
@@ -32,6 +33,7 @@ class Growth:
     r2: float
     deviation: float
     worst: float
+    floors: tuple[float, float]
 
     def seconds(self, cell: Cell) -> float:
         """What the fit says of a case."""
@@ -42,7 +44,7 @@ class Growth:
         return (
             f"Ours: {1e3 * self.fixed_s:.3f} ms + {1e3 * self.slope_s:.4g} ms a {self.work} (the limit's rate: "
             f"{1e3 * self.floor_slope_s:.4g}); R² {self.r2:.5f}, largest deviation {self.deviation:.1%} at {axis} "
-            f"{self.worst:g}"
+            f"{self.worst:g}; {self.floors[0]:.2f} to {self.floors[1]:.2f} times the floor of the same rounds"
         )
 
 
@@ -70,6 +72,7 @@ def growth(family: list[Cell], axis: str) -> Growth:
     times = [one.seconds for one in map(ours, family) if one is not None]
     fixed, slope = _fit(works, times)
     deviations = [abs(fixed + slope * work - time) / time for work, time in zip(works, times, strict=True)]
+    over = [time / cell.floor_s for time, cell in zip(times, family, strict=True)]
     mean = sum(times) / len(times)
     rest = sum((fixed + slope * work - time) ** 2 for work, time in zip(works, times, strict=True))
     rates = sorted(cell.rates["matmul"] / 1e9 if arithmetic else cell.rates["paged_read"] / 1e6 for cell in family)
@@ -82,6 +85,7 @@ def growth(family: list[Cell], axis: str) -> Growth:
         r2=1.0 - rest / sum((time - mean) ** 2 for time in times),
         deviation=deviations[worst],
         worst=family[worst].axes[axis],
+        floors=(min(over), max(over)),
     )
 
 

@@ -34,6 +34,7 @@ def test_a_fixed_cost_and_a_rate_are_found(bound: str, work: str, floor: float) 
     assert fit.slope_s == pytest.approx(0.002)
     assert fit.r2 == pytest.approx(1.0)
     assert fit.deviation < 1e-9
+    assert fit.floors == pytest.approx((2.0 + 0.5 / 16, 2.5))
 
 
 def test_a_cliff_shows_where_it_is() -> None:

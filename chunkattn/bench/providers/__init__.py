@@ -13,12 +13,14 @@ MODULES = {
     "flex-attention": "chunkattn.bench.providers.flex_attention",
     "vllm-cpu": "chunkattn.bench.providers.vllm_cpu",
     "sglang-cpu": "chunkattn.bench.providers.sglang_cpu",
+    "llama-cpp": "chunkattn.bench.providers.llama_cpp",
     "torch-varlen": "chunkattn.bench.providers.torch_varlen",
     "flash-attn-2": "chunkattn.bench.providers.flash_attn2",
     "flash-attn-3": "chunkattn.bench.providers.flash_attn3",
     "flash-attn-4": "chunkattn.bench.providers.flash_attn4",
     "flashinfer-prefill": "chunkattn.bench.providers.flashinfer_prefill",
     "flashinfer-batch": "chunkattn.bench.providers.flashinfer_batch",
+    "flashinfer-pod": "chunkattn.bench.providers.flashinfer_pod",
     "vllm-triton": "chunkattn.bench.providers.vllm_triton",
 }
 
