@@ -5,6 +5,7 @@ Without a C++ compiler the package installs all the same and says so; everything
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -32,6 +33,22 @@ ISA_FLAGS = {
     "isa_avx2.cpp": ["-march=x86-64-v3", "-DCHUNKATTN_ISA=avx2"],
     "isa_portable.cpp": ["-DCHUNKATTN_ISA=portable"],
 }
+
+
+def kernel_hash() -> str:
+    """Of what attention on a CPU is made from; measured settings are of use to this content alone."""
+    digest = hashlib.sha256()
+    for folder in ("cpu", "include/chunkattn/core", "include/chunkattn/sched"):
+        for path in sorted(path for path in (CSRC / folder).rglob("*") if path.is_file()):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def flags_of(source: str) -> list[str]:
+    """Compiler flags of one translation unit."""
+    if source == "chosen.cpp":
+        return [f"-DCHUNKATTN_KERNEL_HASH='\"{kernel_hash()}\"'"]
+    return ISA_FLAGS.get(source, [])
 
 
 def find_compiler() -> str | None:
@@ -74,7 +91,7 @@ def write_ninja(file: Path, compiler: str, includes: list[str], sources: list[st
         target_object = file.parent / (name + ".o")
         objects.append(escaped(target_object))
         lines.append(f"build {escaped(target_object)}: compile {escaped(ROOT / source)}")
-        lines.append(f"  isa = {' '.join(ISA_FLAGS.get(name, []))}")
+        lines.append(f"  isa = {' '.join(flags_of(name))}")
     lines.append(f"build {escaped(target)}: link {' '.join(objects)}")
     file.write_text("\n".join(lines) + "\n")
 

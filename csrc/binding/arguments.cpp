@@ -119,7 +119,7 @@ AttentionParams plan_facts(int64_t num_tokens, int64_t num_q_heads, int64_t num_
   AttentionParams p;
   p.num_tokens = num_tokens, p.num_q_heads = num_q_heads, p.num_kv_heads = num_kv_heads;
   p.head_dim = head_dim, p.head_dim_v = head_dim_v;
-  p.dtype = dtype;
+  p.dtype = p.k.dtype = dtype;
   p.k.stride_slot = nhd ? num_kv_heads : 1, p.k.stride_head = nhd ? 1 : 2;
   return p;
 }
@@ -132,7 +132,7 @@ PlanCall read_plan(PyObject* args) {
   call.words = fields.tensor("words", 1, ElementType::kInt64);
   const int64_t num_q_heads = fields.integer(), num_kv_heads = fields.integer();
   const int64_t head_dim = fields.integer(), head_dim_v = fields.integer();
-  fields.integer();  // page_size: no part of the plan on a CPU
+  const int64_t page_size = fields.integer();
   const DType dtype = fields.dtype("dtype");
   const bool causal = fields.boolean();
   const int64_t window_left = fields.integer(), window_right = fields.integer();
@@ -140,7 +140,7 @@ PlanCall read_plan(PyObject* args) {
   call.num_splits = fields.integer();
   call.facts = plan_facts(0, num_q_heads, num_kv_heads, head_dim, head_dim_v, dtype, fields.text() == "NHD");
   call.facts.causal = causal, call.facts.window_left = window_left, call.facts.window_right = window_right;
-  call.facts.invariant = invariant;
+  call.facts.invariant = invariant, call.facts.page_size = page_size;
   return call;
 }
 

@@ -8,6 +8,7 @@
 #include "arguments.h"
 #include "attention.h"
 #include "checks.h"
+#include "chosen.h"
 #include "launchers.h"
 #include "merge_states.h"
 #include "pages.h"
@@ -46,8 +47,9 @@ bool attention_call(const py::object& args, int num_threads, bool validated) {
            std::to_string(call.params.batch.num_requests) + " requests, got " + std::to_string(call.plan_words));
   if (reinterpret_cast<uintptr_t>(call.workspace) % kWorkspaceAlignment)
     refuse("workspace: expected a data pointer aligned to 64 bytes, got one that is not");
+  const Settings settings = call.plan ? Settings{} : chosen_settings().find(call.params, num_threads);
   const py::gil_scoped_release released;
-  attention(call.params, *isa, num_threads, call.num_splits, call.plan, call.workspace, call.workspace_bytes);
+  attention(call.params, *isa, settings, num_threads, call.num_splits, call.plan, call.workspace, call.workspace_bytes);
   return true;
 }
 
@@ -73,7 +75,9 @@ void plan_call(const py::object& args, int num_threads) {
            std::to_string(call.words.size[0]));
   check_lengths(batch, INT32_MAX);
   call.facts.num_tokens = batch.cu_seqlens_q[batch.num_requests];
-  make_plan(plan_spec(call.facts, *isa, num_threads, call.num_splits), batch.cu_seqlens_q, batch.seq_lens,
+  call.facts.batch = batch;
+  const Settings settings = chosen_settings().find(call.facts, num_threads);
+  make_plan(plan_spec(call.facts, *isa, settings, num_threads, call.num_splits), batch.cu_seqlens_q, batch.seq_lens,
             batch.num_requests, call.words.as<int64_t>());
 }
 
@@ -83,13 +87,13 @@ int64_t plan_partial_rows(const py::object& words) {
   return Plan(plan.as<const int64_t>()).header().partial_rows;
 }
 
-int64_t most_partial_rows(int64_t max_tokens, int64_t max_seq_len, int64_t num_q_heads, int64_t num_kv_heads,
-                          int64_t head_dim, int64_t head_dim_v, const py::object& dtype, bool invariant,
-                          int64_t num_splits, int num_threads) {
+int64_t most_rows(int64_t max_tokens, int64_t max_seq_len, int64_t num_q_heads, int64_t num_kv_heads, int64_t head_dim,
+                  int64_t head_dim_v, const py::object& dtype, bool invariant, int64_t num_splits, int num_threads) {
   AttentionParams facts =
       plan_facts(max_tokens, num_q_heads, num_kv_heads, head_dim, head_dim_v, read_dtype("dtype", dtype.ptr()), true);
   facts.invariant = invariant;
-  return max_partial_rows(plan_spec(facts, *isa, num_threads, num_splits), max_tokens, max_seq_len);
+  return most_partial_rows(facts, *isa, chosen_settings().all(facts, num_threads), num_threads, num_splits,
+                           max_seq_len);
 }
 
 // A pool or dense block as pages; `index` None takes the pages in order.
@@ -191,7 +195,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("isa", [] { return std::string(isa->name); });
   m.def("plan", &plan_call);
   m.def("plan_partial_rows", &plan_partial_rows);
-  m.def("max_partial_rows", &most_partial_rows);
+  m.def("max_partial_rows", &most_rows);
   m.def("attention", &attention_call);
   m.def("append_kv", &append_call);
   m.def("merge_states", &merge_call);
@@ -199,6 +203,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("gather_pages", &gather_pages_call);
   m.def("scatter_pages", &scatter_pages_call);
   m.def("read_through_attributes", &read_through_attributes);
+  define_settings(m);
   define_launchers(m);
   select_isa("");
 }

@@ -177,6 +177,12 @@ DType read_dtype(const char* arg, PyObject* object) {
   throw py::type_error(std::string(arg) + ": expected torch.bfloat16, float16 or float32, got another");
 }
 
+DType read_kv_dtype(const char* arg, PyObject* object) {
+  for (const KnownDtype& entry : known)
+    if (entry.object == object && entry.type == ElementType::kFloat) return entry.dtype;
+  throw py::type_error(std::string(arg) + ": expected a dtype that a KV cache can have, got another");
+}
+
 Tensor read_optional(const char* arg, PyObject* object, int rank, ElementType type) {
   return object == Py_None ? Tensor{} : read_tensor(arg, object, rank, type);
 }

@@ -51,6 +51,8 @@ class DeviceTensors {
 
 // A torch dtype that q can have.
 DType read_dtype(const char* arg, PyObject* object);
+// A torch dtype that a cache can have.
+DType read_kv_dtype(const char* arg, PyObject* object);
 
 // Looks up torch's classes; call once at import.
 void load_torch();

@@ -1,9 +1,11 @@
 // Attention on the CPU: the instruction sets, the plan's parameters, the whole call.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "chunkattn/core/params.h"
 #include "chunkattn/sched/plan.h"
+#include "settings.h"
 
 namespace chunkattn {
 
@@ -29,7 +31,12 @@ struct IsaTable {
 const IsaTable* isa_table(const char* name);
 
 // The spec that attention() plans with; a plan made ahead must have been made with an equal one.
-PlanSpec plan_spec(const AttentionParams& params, const IsaTable& isa, int num_threads, int64_t num_splits);
+PlanSpec plan_spec(const AttentionParams& params, const IsaTable& isa, const Settings& settings, int num_threads,
+                   int64_t num_splits);
+
+// Most partial rows of a call with at most params.num_tokens tokens and any of the settings.
+int64_t most_partial_rows(const AttentionParams& params, const IsaTable& isa, const std::vector<Settings>& settings,
+                          int num_threads, int64_t num_splits, int64_t max_kv_len);
 
 // Bytes of workspace that a plan's partial states need.
 int64_t workspace_bytes(int64_t partial_rows, int64_t head_dim_v);
@@ -38,7 +45,7 @@ int64_t workspace_bytes(int64_t partial_rows, int64_t head_dim_v);
 // throws std::invalid_argument before anything is written.
 //   plan: plan_words(B) words of make_plan, or nullptr: planned here with `num_splits` (0 = chosen).
 //   workspace: at least workspace_bytes(partial rows of the plan, head_dim_v), or nullptr: the thread's own memory.
-void attention(const AttentionParams& params, const IsaTable& isa, int num_threads, int64_t num_splits,
-               const int64_t* plan, void* workspace, int64_t workspace_size);
+void attention(const AttentionParams& params, const IsaTable& isa, const Settings& settings, int num_threads,
+               int64_t num_splits, const int64_t* plan, void* workspace, int64_t workspace_size);
 
 }  // namespace chunkattn

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "settings.h"
+
 namespace chunkattn {
 namespace {
 
@@ -98,7 +100,7 @@ void check_plan(const AttentionParams& p, const PlanSpec& spec, const int64_t* w
   same("invariant", spec.invariant, made.invariant);
   if (spec.invariant) same("the invariant split length", spec.invariant_split, made.invariant_split);
   if (spec.num_splits > 0) same("num_splits", spec.num_splits, made.num_splits);
-  if (made.decode_rows > spec.decode_rows || made.tile_rows > 1 << 16 || made.tile_rows < 1 || made.decode_heads < 1)
+  if (made.decode_rows > kMostDecodeRows || made.tile_rows > 1 << 16 || made.tile_rows < 1 || made.decode_heads < 1)
     refuse("plan: expected one made for the cpu backend, got one made for another");
 }
 

@@ -10,6 +10,7 @@
 
 #include "attention.h"
 #include "checks.h"
+#include "settings.h"
 
 namespace chunkattn {
 
@@ -152,7 +153,17 @@ const IsaTable* isa_table(const char* name) {
   return nullptr;
 }
 
-PlanSpec plan_spec(const AttentionParams& p, const IsaTable& isa, int num_threads, int64_t num_splits) {
+int64_t largest_tile(const AttentionParams& p, const IsaTable& isa, const Settings& settings, int num_threads) {
+  // Queries and sums of an item stay in L2 beside a staged block; with few rows, smaller items keep all threads busy.
+  const int64_t row_bytes = p.head_dim * (p.dtype == DType::kBF16 ? 2 : 4) + p.head_dim_v * 4;
+  const int64_t most = (settings.tile_kib << 10) / row_bytes / isa.tile_rows * isa.tile_rows;
+  const int64_t rows = p.num_tokens * p.num_q_heads;
+  const int64_t fair = round_up(ceil_div(rows, num_threads * settings.tile_share), isa.tile_rows);
+  return std::max(isa.tile_rows, std::min(most, std::max(fair, 2 * isa.tile_rows)));
+}
+
+PlanSpec plan_spec(const AttentionParams& p, const IsaTable& isa, const Settings& settings, int num_threads,
+                   int64_t num_splits) {
   PlanSpec spec;
   spec.num_q_heads = p.num_q_heads;
   spec.num_kv_heads = p.num_kv_heads;
@@ -163,29 +174,37 @@ PlanSpec plan_spec(const AttentionParams& p, const IsaTable& isa, int num_thread
   spec.invariant_split = kInvariantSplit;
   // Invariant splits are the arithmetic itself: a caller's number of splits must not move them.
   spec.num_splits = p.invariant ? 0 : num_splits;
-  spec.num_workers = num_threads;
-  spec.decode_rows = 8;
+  spec.num_workers = settings.threads ? std::min<int64_t>(settings.threads, num_threads) : num_threads;
+  spec.items_per_worker = settings.items_per_worker;
+  spec.min_split = settings.min_split;
+  spec.decode_rows = settings.decode_rows;
   spec.decode_heads = heads_inside_tokens(p.k, p.num_kv_heads) ? p.num_kv_heads : 1;
-  // Queries and sums of an item stay in L2 beside a staged block; with few rows, smaller items keep all threads busy.
-  const int64_t row_bytes = p.head_dim * (p.dtype == DType::kBF16 ? 2 : 4) + p.head_dim_v * 4;
-  const int64_t most = (600 << 10) / row_bytes / isa.tile_rows * isa.tile_rows;
-  const int64_t rows = p.num_tokens * p.num_q_heads;
-  const int64_t fair = round_up(ceil_div(rows, num_threads * 8), isa.tile_rows);
-  spec.tile_rows = std::max(isa.tile_rows, std::min(most, std::max(fair, 2 * isa.tile_rows)));
   // Equal items leave no thread waiting for the last one.
+  const int64_t tile = largest_tile(p, isa, settings, static_cast<int>(spec.num_workers));
   const int64_t head_rows = std::max<int64_t>(p.num_tokens * spec.group(), 1);
-  spec.tile_rows = round_up(ceil_div(head_rows, ceil_div(head_rows, spec.tile_rows)), isa.tile_rows);
+  spec.tile_rows = round_up(ceil_div(head_rows, ceil_div(head_rows, tile)), isa.tile_rows);
   return spec;
+}
+
+int64_t most_partial_rows(const AttentionParams& p, const IsaTable& isa, const std::vector<Settings>& settings,
+                          int num_threads, int64_t num_splits, int64_t max_kv_len) {
+  int64_t most = 0;
+  for (const Settings& one : settings) {
+    PlanSpec spec = plan_spec(p, isa, one, num_threads, num_splits);
+    spec.tile_rows = largest_tile(p, isa, one, static_cast<int>(spec.num_workers));  // fewer tokens may take this one
+    most = std::max(most, max_partial_rows(spec, p.num_tokens, max_kv_len));
+  }
+  return most;
 }
 
 int64_t workspace_bytes(int64_t partial_rows, int64_t head_dim_v) {
   return partial_rows * (head_dim_v + 2) * static_cast<int64_t>(sizeof(float));
 }
 
-void attention(const AttentionParams& params, const IsaTable& isa, int num_threads, int64_t num_splits,
-               const int64_t* plan, void* workspace, int64_t workspace_size) {
+void attention(const AttentionParams& params, const IsaTable& isa, const Settings& settings, int num_threads,
+               int64_t num_splits, const int64_t* plan, void* workspace, int64_t workspace_size) {
   if (num_threads < 1) num_threads = 1;
-  const PlanSpec spec = plan_spec(params, isa, num_threads, num_splits);
+  const PlanSpec spec = plan_spec(params, isa, settings, num_threads, num_splits);
   check_batch(params);
   if (plan) {
     check_plan(params, spec, plan);
@@ -213,7 +232,8 @@ void attention(const AttentionParams& params, const IsaTable& isa, int num_threa
   fill_padding(params);
   Call call{params, isa, Plan(plan), partials, arrivals, isa.scratch_bytes(params, header.spec), {}};
   const int64_t items = header.decode_total + header.prefill_total;
-  const int threads = is_tiny(params) ? 1 : static_cast<int>(std::min<int64_t>(num_threads, items));
+  const int64_t workers = std::min<int64_t>(num_threads, header.spec.num_workers);
+  const int threads = is_tiny(params) ? 1 : static_cast<int>(std::min(workers, items));
   if (threads <= 1) {
     call.work(0);
   } else {

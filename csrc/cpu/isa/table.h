@@ -7,6 +7,8 @@
 namespace chunkattn {
 namespace CHUNKATTN_ISA {
 
+static_assert(kMaxDecodeRows == kMostDecodeRows, "settings must not exceed what the kernel takes");
+
 template <class Compute>
 static int64_t scratch_bytes_as(const AttentionParams& p, const PlanSpec& spec) {
   const int64_t prefill = PrefillItem<Compute>::scratch_bytes(p, max_of(spec.tile_rows, spec.decode_rows));
