@@ -16,7 +16,7 @@ from chunkattn import validate
 from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs
 from chunkattn.env import SETTINGS
 from chunkattn.planning import choose, contents
-from chunkattn.types import AttentionSpec
+from chunkattn.validate import overlap
 
 _LIBRARY = torch.library.Library("chunkattn", "DEF")
 
@@ -41,94 +41,111 @@ _SCHEMAS = (
 
 def _attention(*values: Any) -> None:
     args = AttentionArgs._make(values)
-    backend = choose.backend(validate.attention(args), args.backend)
+    spec = validate.attention(args)
+    overlap.attention(args)
+    backend = choose.backend(spec, args.backend)
     if SETTINGS.debug:
         contents.check_attention(args)
+        contents.check_factors(
+            alibi_slopes=args.alibi_slopes, sinks=args.sinks, k_scale=args.k_scale, v_scale=args.v_scale
+        )
     backend.attention(args)
 
 
 def _attention_cpu(*values: Any) -> None:
     # The dispatcher takes this path only if every tensor is on the CPU.
     args = AttentionArgs._make(values)
-    if not choose.first("cpu").repeat_attention(args):
+    if SETTINGS.debug or not choose.first("cpu").repeat_attention(args):
         _attention(*values)
 
 
 def _append_kv(*values: Any) -> None:
     args = AppendArgs._make(values)
-    backend = choose.backend(validate.append_kv(args), args.backend)
+    spec = validate.append_kv(args)
+    overlap.append_kv(args)
+    backend = choose.backend(spec, args.backend)
     if SETTINGS.debug:
         contents.check_append(args)
+        contents.check_factors(k_scale=args.k_scale, v_scale=args.v_scale)
     backend.append_kv(args)
+
+
+def _append_kv_cpu(*values: Any) -> None:
+    args = AppendArgs._make(values)
+    if SETTINGS.debug or not choose.first("cpu").repeat_append_kv(args):
+        _append_kv(*values)
 
 
 def _merge_states(*values: Any) -> None:
     args = MergeArgs._make(values)
-    choose.backend(validate.merge_states(args), args.backend).merge_states(args)
+    spec = validate.merge_states(args)
+    overlap.merge_states(args)
+    choose.backend(spec, args.backend).merge_states(args)
 
 
 def _plan(*values: Any) -> None:
     args = PlanArgs._make(values)
-    choose.backend(validate.plan(args), args.backend).plan(args)
-
-
-def _pages_spec(cache: Tensor) -> AttentionSpec:
-    return AttentionSpec(cache.device.type, cache.dtype, cache.dtype, 1, 1, 8, 8, 1, op="pages")
+    spec = validate.plan(args)
+    overlap.plan(args)
+    choose.backend(spec, args.backend).plan(args)
 
 
 def _copy_pages(cache: Tensor, source: Tensor, target: Tensor, backend: str | None) -> None:
-    _check_copy_pages(cache, source, target, backend)
-    choose.backend(_pages_spec(cache), backend).copy_pages(cache, source, target)
+    spec = validate.copy_pages(cache, source, target)
+    overlap.apart((("cache", cache),), (("source", source), ("target", target)))
+    choose.backend(spec, backend).copy_pages(cache, source, target)
 
 
 def _gather_pages(cache: Tensor, pages: Tensor, out: Tensor, backend: str | None) -> None:
-    _check_gather_pages(cache, pages, out, backend)
-    choose.backend(_pages_spec(cache), backend).gather_pages(cache, pages, out)
+    spec = validate.gather_pages(cache, pages, out)
+    overlap.apart((("out", out),), (("cache", cache), ("pages", pages)))
+    choose.backend(spec, backend).gather_pages(cache, pages, out)
 
 
 def _scatter_pages(block: Tensor, cache: Tensor, pages: Tensor, backend: str | None) -> None:
-    _check_scatter_pages(block, cache, pages, backend)
-    choose.backend(_pages_spec(cache), backend).scatter_pages(block, cache, pages)
+    spec = validate.scatter_pages(block, cache, pages)
+    overlap.apart((("cache", cache),), (("block", block), ("pages", pages)))
+    choose.backend(spec, backend).scatter_pages(block, cache, pages)
 
 
-def _check_attention(*values: Any) -> None:
+# Fakes check what needs no memory, and write nothing.
+
+
+def _fake_attention(*values: Any) -> None:
     validate.attention(AttentionArgs._make(values))
 
 
-def _check_append_kv(*values: Any) -> None:
+def _fake_append_kv(*values: Any) -> None:
     validate.append_kv(AppendArgs._make(values))
 
 
-def _check_merge_states(*values: Any) -> None:
+def _fake_merge_states(*values: Any) -> None:
     validate.merge_states(MergeArgs._make(values))
 
 
-def _check_plan(*values: Any) -> None:
+def _fake_plan(*values: Any) -> None:
     validate.plan(PlanArgs._make(values))
 
 
-def _check_copy_pages(cache: Tensor, source: Tensor, target: Tensor, backend: str | None) -> None:
-    validate.pages("cache", cache, (("source", source), ("target", target)))
-    validate.same_count("target", target, "source", source)
-    validate.written(cache=cache)
+def _fake_copy_pages(cache: Tensor, source: Tensor, target: Tensor, backend: str | None) -> None:
+    validate.copy_pages(cache, source, target)
 
 
-def _check_gather_pages(cache: Tensor, pages: Tensor, out: Tensor, backend: str | None) -> None:
-    validate.pages("cache", cache, (("pages", pages),))
-    validate.page_block("out", out, cache, pages.shape[0])
-    validate.written(out=out)
+def _fake_gather_pages(cache: Tensor, pages: Tensor, out: Tensor, backend: str | None) -> None:
+    validate.gather_pages(cache, pages, out)
 
 
-def _check_scatter_pages(block: Tensor, cache: Tensor, pages: Tensor, backend: str | None) -> None:
-    validate.pages("cache", cache, (("pages", pages),))
-    validate.page_block("block", block, cache, pages.shape[0])
-    validate.written(cache=cache)
+def _fake_scatter_pages(block: Tensor, cache: Tensor, pages: Tensor, backend: str | None) -> None:
+    validate.scatter_pages(block, cache, pages)
+
+
+_CPU: dict[Callable[..., None], Callable[..., None]] = {_attention: _attention_cpu, _append_kv: _append_kv_cpu}
 
 
 def _define(schema: str, impl: Callable[..., None], fake: Callable[..., None]) -> None:
     name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _LIBRARY.impl(name, _attention_cpu if impl is _attention else impl, "CPU")
+    _LIBRARY.impl(name, _CPU.get(impl, impl), "CPU")
     _LIBRARY.impl(name, impl, "CUDA")
     torch.library.register_fake(f"chunkattn::{name}", fake, lib=_LIBRARY)
 
@@ -137,13 +154,13 @@ for _schema, _impl, _fake in zip(
     _SCHEMAS,
     (_attention, _append_kv, _merge_states, _plan, _copy_pages, _gather_pages, _scatter_pages),
     (
-        _check_attention,
-        _check_append_kv,
-        _check_merge_states,
-        _check_plan,
-        _check_copy_pages,
-        _check_gather_pages,
-        _check_scatter_pages,
+        _fake_attention,
+        _fake_append_kv,
+        _fake_merge_states,
+        _fake_plan,
+        _fake_copy_pages,
+        _fake_gather_pages,
+        _fake_scatter_pages,
     ),
 ):
     _define(_schema, _impl, _fake)

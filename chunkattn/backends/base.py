@@ -58,6 +58,9 @@ class Backend(Protocol):
 
     def append_kv(self, args: AppendArgs) -> None: ...
 
+    def repeat_append_kv(self, args: AppendArgs) -> bool:
+        """As `repeat_attention`."""
+
     def merge_states(self, args: MergeArgs) -> None: ...
 
     def copy_pages(self, cache: Tensor, source: Tensor, target: Tensor) -> None: ...

@@ -91,7 +91,12 @@ def repeat_attention(a: AttentionArgs) -> bool:
 
 
 def append_kv(a: AppendArgs) -> None:
-    _core().append_kv(a, torch.get_num_threads())
+    _core().append_kv(a, torch.get_num_threads(), True)
+
+
+def repeat_append_kv(a: AppendArgs) -> bool:
+    core = _native()
+    return not isinstance(core, str) and core.append_kv(a, torch.get_num_threads(), False)
 
 
 def merge_states(a: MergeArgs) -> None:

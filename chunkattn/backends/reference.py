@@ -68,8 +68,8 @@ class _Softmax:
     total: Tensor
     out: Tensor  # [R, Hq, Dv], not normalised
 
-    def update(self, scores: Tensor, values: Tensor) -> None:
-        """scores [R, Hq, n], values [n, Hkv, Dv]."""
+    def update(self, scores: Tensor, values: Tensor, keep: Tensor) -> None:
+        """scores [R, Hq, n], values [n, Hkv, Dv], keep [R, n]: who sees what."""
         maximum = torch.maximum(self.maximum, scores.amax(-1))
         finite = torch.where(maximum == -math.inf, torch.zeros_like(maximum), maximum)
         weights = torch.exp(scores - finite[..., None])
@@ -78,8 +78,13 @@ class _Softmax:
         kv_heads = values.shape[1]
         grouped = weights.view(rows, kv_heads, heads // kv_heads, keys).permute(1, 0, 2, 3)
         grouped = grouped.reshape(kv_heads, -1, keys)
-        product = torch.bmm(grouped, values.transpose(0, 1).contiguous())
+        # A hidden value must not meet its weight 0, which would not silence it: 0 * NaN.
+        product = torch.bmm(grouped, values.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1).contiguous())
         product = product.view(kv_heads, rows, heads // kv_heads, -1).permute(1, 0, 2, 3).reshape(self.out.shape)
+        finite_value = values.isfinite()
+        for key in (~finite_value).flatten(1).any(1).nonzero().flatten().tolist():
+            rest = torch.where(finite_value[key], 0.0, values[key]).repeat_interleave(heads // kv_heads, 0)
+            product = product + torch.where(keep[:, key, None, None], rest, 0.0)
         self.out = self.out * decay[..., None] + product
         self.total = self.total * decay + weights.sum(-1)
         self.maximum = maximum
@@ -91,15 +96,16 @@ class _Softmax:
             top = torch.maximum(maximum, sinks)
             decay = torch.exp(maximum - top)
             total, out, maximum = total * decay + torch.exp(sinks - top), out * decay[..., None], top
-        lse = torch.where(total > 0, maximum + total.log(), torch.full_like(total, -math.inf))
-        return torch.where(total[..., None] > 0, out / total[..., None], torch.zeros_like(out)), lse
+        # Compared with 0, not by what is above it: a NaN total is the answer of a row that saw a NaN.
+        lse = torch.where(total == 0, torch.full_like(total, -math.inf), maximum + total.log())
+        return torch.where(total[..., None] == 0, torch.zeros_like(out), out / total[..., None]), lse
 
 
 def attention(a: AttentionArgs) -> None:
     starts, lens = contents.check_attention(a)
     if a.plan is not None:
         _check_plan(a, starts, lens)
-    # Computed before anything is written: out may share memory with q.
+    # Computed before anything is written: an error on the way leaves out as it was.
     parts = []
     for request, kv_len in enumerate(lens):
         begin, end = starts[request], starts[request + 1]
@@ -150,7 +156,7 @@ def _rows(
         v = _load(a.v_cache, a.v_scale, a.block_table[request], kv_pos, inside, compute)
         scores = _scores(a, request, q, k, q_pos, kv_pos, compute)
         keep = _keep(a, begin, q_pos, kv_pos, kv_len, request_begin) & inside
-        state.update(scores.masked_fill(~keep[:, None, :], -math.inf), v)
+        state.update(scores.masked_fill(~keep[:, None, :], -math.inf), v, keep)
     return state.finish(None if a.sinks is None else a.sinks.to(compute))
 
 
@@ -209,6 +215,10 @@ def _keep(a: AttentionArgs, begin: int, q_pos: Tensor, kv_pos: Tensor, kv_len: i
 
 
 def repeat_attention(a: AttentionArgs) -> bool:
+    return False
+
+
+def repeat_append_kv(a: AppendArgs) -> bool:
     return False
 
 

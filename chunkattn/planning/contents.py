@@ -5,6 +5,7 @@ Errors name the request and the column, as the native core's do.
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from torch import Tensor
@@ -26,6 +27,30 @@ def check_append(a: AppendArgs) -> tuple[list[tuple[int, int]], list[tuple[int, 
     starts, lens = check_lengths(a.cu_seqlens_q, a.seq_lens, a.k.shape[0])
     written = slots(a.slot_mapping, a.block_table, starts, lens, a.k_cache.shape[0], a.k_cache.shape[1])
     return written, [] if a.rope_cos is None else rope_positions(a, starts, lens, written)
+
+
+def check_factors(**named: Tensor | None) -> None:
+    """Slopes, sinks and scales must hold numbers; sinks also -inf, which is no sink. Scales of single tokens are not
+    looked at: those of dead slots may hold anything.
+
+    Raises:
+        ValueError: naming the first wrong entry.
+    """
+    for arg, tensor in named.items():
+        if tensor is None or tensor.dim() == 3:
+            continue
+        right = tensor.isfinite()
+        if arg == "sinks":
+            right |= tensor == -math.inf
+        if not right.all():
+            index = [int(i) for i in (~right).nonzero()[0]]
+            expected = "numbers or -inf" if arg == "sinks" else "numbers"
+            raise ValueError(f"{arg}: expected {expected}, got {float(tensor[tuple(index)])} at {index}")
+
+
+def page_ids(count: int, noun: str = "page id") -> str:
+    """What an id may be, in words."""
+    return f"a {noun} from 0 to {count - 1}" if count else f"no {noun}, since the pool has no pages"
 
 
 def check_lengths(cu_seqlens_q: Tensor, seq_lens: Tensor, num_tokens: int | None = None) -> tuple[list[int], list[int]]:
@@ -70,7 +95,7 @@ def check_pages(
         for column in range(first // page_size, -(-kv_len // page_size)):
             if not 0 <= table[request][column] < num_pages:
                 raise ValueError(
-                    f"block_table: expected a page id from 0 to {num_pages - 1}, got {table[request][column]} for "
+                    f"block_table: expected {page_ids(num_pages)}, got {table[request][column]} for "
                     f"request {request}, column {column}"
                 )
 
@@ -96,7 +121,7 @@ def slots(
         for token, slot in enumerate(slot_mapping.tolist()):
             if not -1 <= slot < num_pages * page_size:
                 raise ValueError(
-                    f"slot_mapping: expected -1 or a slot from 0 to {num_pages * page_size - 1}, got {slot} for "
+                    f"slot_mapping: expected -1 or {page_ids(num_pages * page_size, 'slot')}, got {slot} for "
                     f"token {token}"
                 )
         return [(token, slot) for token, slot in enumerate(slot_mapping.tolist()) if slot >= 0]
@@ -152,7 +177,7 @@ def check_page_ids(arg: str, pages: Tensor, num_pages: int) -> list[int]:
     ids = pages.tolist()
     for index, page in enumerate(ids):
         if not 0 <= page < num_pages:
-            raise ValueError(f"{arg}: expected page ids from 0 to {num_pages - 1}, got {page} at index {index}")
+            raise ValueError(f"{arg}: expected {page_ids(num_pages)}, got {page} at index {index}")
     return ids
 
 

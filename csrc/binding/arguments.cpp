@@ -1,5 +1,8 @@
 #include "arguments.h"
 
+#include <array>
+#include <initializer_list>
+
 namespace chunkattn {
 namespace {
 
@@ -24,10 +27,10 @@ class Fields {
   // Slot tensors may be int32 or int64.
   Tensor optional_index(const char* arg) {
     PyObject* object = next();
-    Tensor tensor = object == Py_None ? Tensor{} : read_tensor(arg, object, 1);
+    const Tensor tensor = object == Py_None ? Tensor{} : read_tensor(arg, object, 1);
     if (tensor.given && tensor.type != ElementType::kInt32 && tensor.type != ElementType::kInt64)
       throw py::type_error(std::string(arg) + ": expected torch.int32 or torch.int64, got another dtype");
-    return tensor;
+    return signed_(tensor);
   }
   double number() {
     const double value = PyFloat_AsDouble(next());
@@ -112,6 +115,15 @@ StateView state_of(const Tensor& out, const Tensor& lse) {
   return {out.data, out.stride[0], out.stride[1], lse.as<float>(), lse.stride[0], lse.stride[1]};
 }
 
+bool any_requires_grad(PyObject* args, std::initializer_list<int> fields) {
+  static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
+  for (const int field : fields) {
+    const py::handle tensor(PyTuple_GET_ITEM(args, field));
+    if (!tensor.is_none() && py::bool_(tensor.attr(py::handle(requires_grad)))) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 AttentionParams plan_facts(int64_t num_tokens, int64_t num_q_heads, int64_t num_kv_heads, int64_t head_dim,
@@ -161,6 +173,12 @@ AttentionCall read_attention(PyObject* args, Signature* signature) {
   const Tensor v_scale = fields.optional("v_scale", -1);
   const Tensor plan = fields.optional("plan", 1, ElementType::kInt64);
   const Tensor workspace = fields.optional("workspace", 1, ElementType::kUInt8);
+  if (signature) {
+    const std::array<const Tensor*, 15> tensors = {&out,     &lse,         &workspace,    &q,        &k_cache,
+                                                   &v_cache, &block_table, &cu_seqlens_q, &seq_lens, &alibi,
+                                                   &sinks,   &tree,        &k_scale,      &v_scale,  &plan};
+    signature->add_crossings(tensors, 3);
+  }
 
   AttentionCall call;
   AttentionParams& p = call.params;
@@ -193,17 +211,13 @@ AttentionCall read_attention(PyObject* args, Signature* signature) {
   p.softcap = static_cast<float>(fields.number());
   p.invariant = fields.boolean();
   call.num_splits = fields.integer();
-  fields.text();  // backend: signed only
-  static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
-  for (const int field : {0, 1, 2, 6, 7}) {  // q, k_cache, v_cache, out, lse
-    const py::handle tensor(PyTuple_GET_ITEM(args, field));
-    call.requires_grad = call.requires_grad || (!tensor.is_none() && py::bool_(tensor.attr(py::handle(requires_grad))));
-  }
+  fields.text();                                                  // backend: signed only
+  call.requires_grad = any_requires_grad(args, {0, 1, 2, 6, 7});  // q, k_cache, v_cache, out, lse
   return call;
 }
 
-AppendParams read_append(PyObject* args) {
-  Fields fields(args, 16);
+AppendCall read_append(PyObject* args, Signature* signature) {
+  Fields fields(args, 16, signature);
   const Tensor k = fields.tensor("k", 3);
   const Tensor v = fields.tensor("v", 3);
   const Tensor k_cache = fields.tensor("k_cache", 4);
@@ -218,8 +232,15 @@ AppendParams read_append(PyObject* args) {
   const Tensor cos = fields.optional("rope.cos", 2);
   const Tensor sin = fields.optional("rope.sin", 2);
   const Tensor positions = fields.optional("rope.positions", 1, ElementType::kInt64);
+  if (signature) {
+    const std::array<const Tensor*, 14> tensors = {&k_cache, &v_cache, &q,           &k_scale,      &v_scale,
+                                                   &k,       &v,       &block_table, &cu_seqlens_q, &seq_lens,
+                                                   &slots,   &cos,     &sin,         &positions};
+    signature->add_crossings(tensors, 5);
+  }
 
-  AppendParams p;
+  AppendCall call;
+  AppendParams& p = call.params;
   p.batch = batch_of(block_table, cu_seqlens_q, seq_lens);
   p.k = k.data, p.k_stride_token = k.stride[0], p.k_stride_head = k.stride[1];
   p.v = v.data, p.v_stride_token = v.stride[0], p.v_stride_head = v.stride[1];
@@ -243,9 +264,11 @@ AppendParams read_append(PyObject* args) {
     p.rope.positions = positions.as<const int64_t>();
   }
   p.rope.interleaved = fields.boolean();
+  fields.text();                                                   // backend: signed only
+  call.requires_grad = any_requires_grad(args, {0, 1, 2, 3, 10});  // k, v, k_cache, v_cache, q
   p.dtype = k.dtype;
   p.num_pages = k_cache.size[0], p.page_size = k_cache.size[1];
-  return p;
+  return call;
 }
 
 MergeParams read_merge(PyObject* args) {

@@ -17,6 +17,11 @@ struct AttentionCall {
   bool requires_grad = false;  // some tensor that validation looks at
 };
 
+struct AppendCall {
+  AppendParams params;
+  bool requires_grad = false;
+};
+
 struct PlanCall {
   Tensor cu_seqlens_q, seq_lens, words;
   AttentionParams facts;  // no data
@@ -27,10 +32,11 @@ struct PlanCall {
 AttentionParams plan_facts(int64_t num_tokens, int64_t num_q_heads, int64_t num_kv_heads, int64_t head_dim,
                            int64_t head_dim_v, DType dtype, bool nhd);
 
-// `signature` receives everything validation looks at: presence, dtype, sizes, strides, options.
+// `signature` (may be nullptr) receives everything validation looks at: presence, dtype, sizes, strides, options,
+// shared memory.
 AttentionCall read_attention(PyObject* args, Signature* signature);
 PlanCall read_plan(PyObject* args);
-AppendParams read_append(PyObject* args);
+AppendCall read_append(PyObject* args, Signature* signature);
 MergeParams read_merge(PyObject* args);
 
 }  // namespace chunkattn

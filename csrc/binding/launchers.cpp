@@ -68,7 +68,7 @@ int32_t launch_plan(uintptr_t launcher, const py::object& args, const py::tuple&
 }
 
 int32_t launch_append_kv(uintptr_t launcher, const py::object& args, uintptr_t stream, int num_sms) {
-  const AppendParams params = read([&] { return read_append(args.ptr()); });
+  const AppendParams params = read([&] { return read_append(args.ptr(), nullptr).params; });
   const LaunchContext context = context_of(stream, num_sms);
   const py::gil_scoped_release released;
   return launcher_at<AppendLauncher>(launcher)(&params, &context);

@@ -53,10 +53,21 @@ bool attention_call(const py::object& args, int num_threads, bool validated) {
   return true;
 }
 
-void append_call(const py::object& args, int num_threads) {
-  const AppendParams params = read_append(args.ptr());
+bool append_call(const py::object& args, int num_threads, bool validated) {
+  static SignatureCache known;
+  Signature signature;
+  AppendCall call;
+  try {
+    call = read_append(args.ptr(), &signature);
+  } catch (const std::exception&) {
+    if (validated) throw;
+    return false;
+  }
+  if (!validated && (call.requires_grad || !known.contains(signature))) return false;
+  if (validated) known.insert(signature);
   const py::gil_scoped_release released;
-  append_kv(params, num_threads);
+  append_kv(call.params, num_threads);
+  return true;
 }
 
 void merge_call(const py::object& args, int num_threads) {

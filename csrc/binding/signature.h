@@ -29,9 +29,34 @@ class Signature {
     words_.insert(words_.end(), tensor.size, tensor.size + tensor.num_dims);
     words_.insert(words_.end(), tensor.stride, tensor.stride + tensor.num_dims);
   }
+  // Where the range of addresses of a written tensor (one of the first `written`) crosses another's: how far apart the
+  // two start. Whether they share an element then depends on nothing that is not here, so that validation need not look
+  // again.
+  template <size_t kCount>
+  void add_crossings(const std::array<const Tensor*, kCount>& tensors, size_t written) {
+    std::array<int64_t, kCount> begin, end;
+    for (size_t i = 0; i < kCount; ++i) {
+      begin[i] = static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensors[i]->data));
+      end[i] = begin[i] + span_of(*tensors[i]);
+    }
+    for (size_t i = 0; i < written; ++i)
+      for (size_t j = i + 1; j < kCount; ++j)
+        if (begin[i] < end[j] && begin[j] < end[i]) add(static_cast<int64_t>(i * kCount + j)), add(begin[j] - begin[i]);
+  }
   bool operator==(const Signature& other) const { return words_ == other.words_; }
 
  private:
+  // Bytes from the first element to past the last.
+  static int64_t span_of(const Tensor& tensor) {
+    if (!tensor.data) return 0;
+    int64_t last = 0;
+    for (int i = 0; i < tensor.num_dims; ++i) {
+      if (tensor.size[i] == 0) return 0;
+      last += (tensor.size[i] - 1) * tensor.stride[i];
+    }
+    return (last + 1) * tensor.element_size;
+  }
+
   std::vector<int64_t> words_;
 };
 

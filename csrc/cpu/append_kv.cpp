@@ -27,8 +27,8 @@ void find_slots(const AppendParams& p, std::vector<Token>& tokens) {
     for (int64_t t = 0; t < p.num_slots; ++t) {
       const int64_t slot = read_slot(p, t);
       if (slot < -1 || slot >= p.num_pages * p.page_size)
-        refuse("slot_mapping: expected -1 or a slot from 0 to " + std::to_string(p.num_pages * p.page_size - 1) +
-               ", got " + std::to_string(slot) + " for token " + std::to_string(t));
+        refuse("slot_mapping: expected -1 or " + pool_ids(p.num_pages * p.page_size, "slot") + ", got " +
+               std::to_string(slot) + " for token " + std::to_string(t));
       if (slot >= 0) tokens[t].page = slot / p.page_size, tokens[t].offset = slot % p.page_size;
     }
     return;

@@ -27,6 +27,10 @@ void check_tree(const BatchView& batch, int64_t words) {
 
 void refuse(const std::string& message) { throw std::invalid_argument(message); }
 
+std::string pool_ids(int64_t count, const std::string& noun) {
+  return count > 0 ? "a " + noun + " from 0 to " + str(count - 1) : "no " + noun + ", since the pool has no pages";
+}
+
 void check_lengths(const BatchView& batch, int64_t num_tokens) {
   const int32_t* cu = batch.cu_seqlens_q;
   if (cu[0] != 0) refuse("cu_seqlens_q: expected 0 first, got " + str(cu[0]));
@@ -55,8 +59,8 @@ void check_pages(const BatchView& batch, int64_t num_pages, int64_t page_size, i
     for (int64_t column = first / page_size; column < ceil_div(kv_len, page_size); ++column) {
       const int64_t page = row[column * batch.block_table_stride_column];
       if (page < 0 || page >= num_pages)
-        refuse("block_table: expected a page id from 0 to " + str(num_pages - 1) + ", got " + str(page) +
-               " for request " + str(i) + ", column " + str(column));
+        refuse("block_table: expected " + pool_ids(num_pages, "page id") + ", got " + str(page) + " for request " +
+               str(i) + ", column " + str(column));
     }
   }
 }

@@ -1,5 +1,5 @@
 // Checks of what index tensors hold; all run before anything is written. Each failure throws std::invalid_argument with
-// one sentence, "{arg}: expected …, got …". chunkattn/planning/contents.py makes the same checks for the other backends.
+// one sentence, "{arg}: expected …, got …". chunkattn/planning/contents.py has the same checks for other backends.
 #pragma once
 #include <string>
 
@@ -9,6 +9,9 @@
 namespace chunkattn {
 
 [[noreturn]] void refuse(const std::string& message);
+
+// What an id of a pool's page (or slot) may be, in words.
+std::string pool_ids(int64_t count, const std::string& noun);
 
 // Prefix sums start at 0, rise and stay within the tokens; KV lengths are not negative.
 void check_lengths(const BatchView& batch, int64_t num_tokens);

@@ -42,8 +42,8 @@ void check_page_ids(const char* arg, const PageBlock& block, int64_t count, int6
   for (int64_t i = 0; i < count; ++i) {
     const int64_t page = page_id(block, i);
     if (page < 0 || page >= num_pages)
-      refuse(std::string(arg) + ": expected page ids from 0 to " + std::to_string(num_pages - 1) + ", got " +
-             std::to_string(page) + " at index " + std::to_string(i));
+      refuse(std::string(arg) + ": expected " + pool_ids(num_pages, "page id") + ", got " + std::to_string(page) +
+             " at index " + std::to_string(i));
   }
   if (!written) return;
   const std::vector<int64_t> ids = sorted_ids(block, count);

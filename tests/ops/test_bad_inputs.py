@@ -75,6 +75,8 @@ ATTENTION: dict[str, tuple] = {
     "lens negative": (lambda a: {"seq_lens": torch.tensor([40, -1], dtype=I32)}, V, "seq_lens: expected .*request 1"),
     "lens huge": (lambda a: {"seq_lens": torch.tensor([2**31 - 1, 4], dtype=I32)}, V, "seq_lens: expected .*request 0"),
     "lens strided": (lambda a: {"seq_lens": torch.full((4,), 3, dtype=I32)[::2]}, V, "seq_lens: expected"),
+    "pool without pages": (lambda a: {n: a[n][:0] for n in ("k_cache", "v_cache")}, V,
+                           "block_table: expected no page id, since the pool has no pages, got"),
     "page -1": (lambda a: {"block_table": a["block_table"] * 0 - 1}, V, "block_table: expected .*got -1.*0, column 0"),
     "out float32": (lambda a: {"out": a["out"].float()}, T, "out: expected torch.bfloat16"),
     "out too short": (lambda a: {"out": a["out"][:-1]}, V, "out: expected"),
@@ -101,11 +103,16 @@ ATTENTION: dict[str, tuple] = {
     "window 3 numbers": (lambda a: {"window": (1, 2, 3)}, V, "window: expected a pair"),
     "window a number": (lambda a: {"window": 128}, V, "window: expected a pair"),
     "window -2": (lambda a: {"window": (-2, 0)}, V, "window: expected"),
+    "window of flags": (lambda a: {"window": (True, 0)}, V, "window: expected"),
+    "return_lse None": (lambda a: {"return_lse": None}, T, "return_lse: expected True or False, got NoneType"),
+    "causal 1": (lambda a: {"causal": 1}, T, "causal: expected True or False, got int"),
+    "softcap text": (lambda a: {"softcap": "30"}, T, "softcap: expected a number, got str"),
     "window float": (lambda a: {"window": (1.5, 0)}, V, "window: expected"),
     "softcap negative": (lambda a: {"softcap": -1.0}, V, "softcap: expected"),
     "softcap NaN": (lambda a: {"softcap": math.nan}, V, "softcap: expected"),
     "scale infinite": (lambda a: {"softmax_scale": math.inf}, V, "softmax_scale: expected"),
     "splits negative": (lambda a: {"num_splits": -1}, V, "num_splits: expected"),
+    "splits a flag": (lambda a: {"num_splits": True}, V, "num_splits: expected .*got True"),
     "splits huge": (lambda a: {"num_splits": 2**40}, V, "num_splits: expected"),
     "splits and invariant": (lambda a: {"num_splits": 2, "invariant": True}, V, "num_splits: expected"),
     "plan not a plan": (lambda a: {"plan": torch.zeros(4)}, T, "plan: expected a chunkattn.Plan"),
@@ -163,7 +170,22 @@ APPEND: dict[str, tuple] = {
     "k int8": (lambda a: {"k": a["k"].char(), "v": a["v"].char()}, T, "k: expected bfloat16, float16 or float32"),
     "k other heads": (lambda a: {"k": a["k"][:, :1], "v": a["v"][:, :1]}, V, "k: expected"),
     "k other dim": (lambda a: {"k": a["k"][..., :32]}, V, "k: expected"),
-    "k other dtype": (lambda a: {"k": a["k"].half(), "v": a["v"].half()}, T, "k_cache: expected"),
+    "k and v other dtype": (
+        lambda a: {"k": a["k"].float(), "v": a["v"].float()}, T,
+        "^k: expected torch.bfloat16, the dtype of k_cache, got torch.float32",
+    ),
+    "cache int32": (lambda a: {n: a[n].int() for n in ("k_cache", "v_cache")}, T, "^k_cache: expected .*torch.int32"),
+    "pool without pages": (lambda a: {n: a[n][:0] for n in ("k_cache", "v_cache")}, V,
+                           "block_table: expected no page id, since the pool has no pages, got"),
+    "slots of no pages": (
+        lambda a: {**{n: a[n][:0] for n in ("k_cache", "v_cache")}, "slot_mapping": torch.zeros(4).int()}, V,
+        "slot_mapping: expected -1 or no slot, since the pool has no pages, got 0",
+    ),
+    "scale a number": (lambda a: {"k_scale": 0.5}, T, "k_scale: expected a tensor or None, got float"),
+    "cos a number": (
+        lambda a: {"rope": chunkattn.Rope(1.0, 2.0)}, T, "rope.cos: expected a tensor or None, got float"
+    ),
+    "backend a number": (lambda a: {"backend": 3}, T, "backend: expected a name or None, got int"),
     "k strided": (lambda a: {"k": torch.ones(4, 2, 128).bfloat16()[..., ::2]}, V, "k: expected .*stride"),
     "v other T": (lambda a: {"v": a["v"][1:]}, V, "v: expected"),
     "v other dim": (lambda a: {"v": a["v"][..., :32]}, V, "v: expected"),
@@ -205,6 +227,7 @@ APPEND: dict[str, tuple] = {
 def test_append_kv_refuses(name, backend):
     change, error, message = APPEND[name]
     arguments = {"backend": backend, **append_arguments()}
+    chunkattn.append_kv(**arguments)  # as above: what was checked may be remembered
     arguments.update(change(arguments))
     written = [arguments[n] for n in ("k_cache", "v_cache", "q") if isinstance(arguments.get(n), torch.Tensor)]
     before = [tensor.clone() for tensor in written]
@@ -228,6 +251,10 @@ MERGE: dict[str, tuple] = {
     "other dtype": (lambda a: {"out_b": a["out_b"].half()}, T, "out_b: expected"),
     "int": (lambda a: {"out_a": a["out_a"].int()}, T, "out_a: expected"),
     "rank 2": (lambda a: {"out_a": a["out_a"][0]}, V, "out_a: expected"),
+    "head dim 264": (lambda a: {n: torch.zeros(3, 2, 264) for n in ("out_a", "out_b")}, V, "out_a: .*256.*got .*264"),
+    "no head dim": (lambda a: {n: torch.zeros(3, 2, 0) for n in ("out_a", "out_b")}, V, "out_a: .*from 1"),
+    "out a number": (lambda a: {"out": 3.0}, T, "out: expected a tensor, got float"),
+    "backend a number": (lambda a: {"backend": 3}, T, "backend: expected a name or None, got int"),
     "lse half": (lambda a: {"lse_a": a["lse_a"].half()}, T, "lse_a: expected torch.float32"),
     "lse shape": (lambda a: {"lse_b": a["lse_b"].T}, V, "lse_b: expected"),
     "not a tensor": (lambda a: {"lse_b": 3.0}, T, "lse_b: expected a tensor"),
@@ -243,7 +270,7 @@ def test_merge_states_refuses(name, backend):
     arguments = merge_arguments()
     arguments.update(change(arguments))
     with pytest.raises(error, match=message):
-        chunkattn.merge_states(**arguments, backend=backend)
+        chunkattn.merge_states(**{"backend": backend, **arguments})
 
 
 PLAN_FACTS = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, "page_size": 16, "dtype": torch.float32}
@@ -252,6 +279,13 @@ PLAN: dict[str, tuple] = {
     "no KV heads": ({"num_kv_heads": 0}, V, "num_q_heads: expected"),
     "head dim": ({"head_dim": 63}, V, "head_dim: expected"),
     "page size": ({"page_size": 0}, V, "page_size: expected"),
+    "heads float": ({"num_q_heads": 4.0}, T, "num_q_heads: expected an integer, got float"),
+    "heads a flag": ({"num_kv_heads": True}, T, "num_kv_heads: expected an integer, got bool"),
+    "head dim None": ({"head_dim": None}, T, "head_dim: expected an integer, got NoneType"),
+    "page size text": ({"page_size": "16"}, T, "page_size: expected an integer, got str"),
+    "max tokens negative": ({"max_tokens": -1}, V, "max_tokens: expected an integer of at least 0, got -1"),
+    "dtype text": ({"dtype": "bf16"}, T, "dtype: expected bfloat16"),
+    "backend a number": ({"backend": 3}, T, "backend: expected a name or None, got int"),
     "layout": ({"layout": "XYZ"}, V, "layout: expected"),
     "window": ({"window": (0,)}, V, "window: expected"),
     "cu int64": ({"cu_seqlens_q": torch.tensor([0, 1])}, T, "cu_seqlens_q: expected torch.int32"),
@@ -267,7 +301,7 @@ def test_plan_refuses(name, backend):
     change, error, message = PLAN[name]
     arguments = {"cu_seqlens_q": torch.tensor([0, 1]).int(), "seq_lens": torch.tensor([7]).int(), **PLAN_FACTS}
     with pytest.raises(error, match=message):
-        chunkattn.plan(**{**arguments, **change}, backend=backend)
+        chunkattn.plan(**{"backend": backend, **arguments, **change})
 
 
 def test_a_plan_of_another_backend_is_refused(backend):
@@ -276,6 +310,70 @@ def test_a_plan_of_another_backend_is_refused(backend):
     other = "cpu" if backend == "reference" else "reference"
     with pytest.raises(ValueError, match=f"backend: expected '{backend}'"):
         chunkattn.attention(*inputs.batch(), plan=plan, backend=other)
+
+
+PAGES: dict[str, tuple] = {
+    "pool of one dim": (lambda a: {"cache": torch.zeros(8)}, V, "cache: expected"),
+    "ids float": (lambda a: {"pages": torch.zeros(2)}, T, "pages: expected torch.int32 or torch.int64"),
+    "ids rank 2": (lambda a: {"pages": torch.zeros(2, 1).int()}, V, "pages: expected one dimension"),
+    "id outside": (lambda a: {"pages": torch.tensor([0, 8])}, V, "pages: expected a page id from 0 to 7, got 8 at"),
+    "pool without pages": (lambda a: {"cache": a["cache"][:0]}, V, "pages: expected no page id, since .*no pages, got"),
+    "block of other pages": (lambda a: {"block": torch.zeros(3, 4)}, V, "(out|block): expected"),
+    "block of another dtype": (lambda a: {"block": torch.zeros(2, 4).half()}, T, "(out|block): expected torch.float32"),
+    "block a number": (lambda a: {"block": 3}, T, "(out|block): expected a tensor, got int"),
+    "backend a number": (lambda a: {"backend": 3}, T, "backend: expected a name or None, got int"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", ["gather_pages", "scatter_pages"])
+@pytest.mark.parametrize("name", PAGES)
+def test_page_operators_refuse(name, op, backend):
+    change, error, message = PAGES[name]
+    arguments = {
+        "cache": torch.zeros(8, 4), "pages": torch.tensor([0, 1]), "block": torch.ones(2, 4), "backend": backend
+    }  # fmt: skip
+    arguments.update(change(arguments))
+    block = arguments.pop("block")
+    arguments["out" if op == "gather_pages" else "block"] = block
+    with pytest.raises(error, match=message):
+        getattr(chunkattn, op)(**arguments)
+
+
+SPEC = chunkattn.AttentionSpec("cpu", torch.bfloat16, torch.bfloat16, 4, 2, 64, 64, 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"head_dim": 300}, "spec.head_dim: expected a multiple of 8 up to 256, got 300"),
+        ({"head_dim_v": 12}, "spec.head_dim_v: expected a multiple of 8"),
+        ({"num_q_heads": 5}, "spec.num_q_heads: expected a positive multiple of num_kv_heads 2, got 5"),
+        ({"page_size": 0}, "spec.page_size: expected at least 1, got 0"),
+        ({"dtype": torch.float64}, "spec.dtype: expected bfloat16"),
+        ({"kv_dtype": torch.float16}, "spec.kv_dtype: expected torch.bfloat16, float8_e4m3fn"),
+        ({"kv_scale": "row"}, "spec.kv_scale: expected 'none'"),
+        ({"kv_scale": "head"}, "spec.kv_scale: expected 'none' for a cache of torch.bfloat16"),
+    ],
+)
+def test_nobody_supports_what_the_operators_refuse(change, reason):
+    spec = SPEC._replace(**change)
+    support = chunkattn.supports(spec)
+    assert not support
+    assert reason in support.reasons[0]
+    assert reason in chunkattn.explain(spec)
+    with pytest.raises(ValueError, match="spec"):
+        chunkattn.workspace_bytes(spec, max_tokens=1, max_seq_len=1)
+
+
+def test_maxima_and_specs_of_wrong_types():
+    for change, error in (({"max_tokens": -1}, V), ({"max_seq_len": 2.5}, T), ({"num_splits": True}, V)):
+        with pytest.raises(error, match=f"^{next(iter(change))}: expected"):
+            chunkattn.workspace_bytes(SPEC, **{"max_tokens": 1, "max_seq_len": 1, **change})
+    for call in (chunkattn.supports, chunkattn.explain):
+        with pytest.raises(TypeError, match=r"spec: expected a chunkattn.AttentionSpec, got str"):
+            call("cpu")
+        with pytest.raises(TypeError, match=r"spec.head_dim: expected an integer, got float"):
+            call(SPEC._replace(head_dim=64.0))
 
 
 def test_an_unsupported_device_lists_reasons():

@@ -63,19 +63,20 @@ def attempt(function, *arguments):
 for value in junk:
     attempt(core.select_isa, value)
     attempt(core.plan_partial_rows, value)
-    for function in (core.plan, core.append_kv, core.merge_states):
+    for function in (core.plan, core.merge_states):
         attempt(function, value, 1)
     attempt(core.attention, value, 1, False)
+    attempt(core.append_kv, value, 1, False)
 for length in (0, 1, 5, 40):
     attempt(core.attention, (None,) * length, 1, False)
-    attempt(core.append_kv, (None,) * length, 1)
+    attempt(core.append_kv, (None,) * length, 1, False)
 for a, b, c in itertools.product(junk, repeat=3):
     attempt(core.copy_pages, a, b, c, 1)
     attempt(core.gather_pages, a, b, c, 1)
     attempt(core.scatter_pages, a, b, c, 1)
 for _ in range(3000):
     attempt(core.attention, AttentionArgs._make(rng.choices(junk, k=len(AttentionArgs._fields))), 1, False)
-    attempt(core.append_kv, AppendArgs._make(rng.choices(junk, k=len(AppendArgs._fields))), 1)
+    attempt(core.append_kv, AppendArgs._make(rng.choices(junk, k=len(AppendArgs._fields))), 1, False)
     attempt(core.merge_states, MergeArgs._make(rng.choices(junk, k=len(MergeArgs._fields))), 1)
     attempt(core.plan, PlanArgs._make(rng.choices(junk, k=len(PlanArgs._fields))), 1)
 print(calls, refused)

@@ -293,3 +293,7 @@ def _problem(a: AttentionArgs) -> AttentionSpec:
 
 def repeat_attention(a: AttentionArgs) -> bool:
     return False
+
+
+def repeat_append_kv(a: AppendArgs) -> bool:
+    return False

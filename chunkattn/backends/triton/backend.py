@@ -174,6 +174,10 @@ def repeat_attention(a: AttentionArgs) -> bool:
     return False
 
 
+def repeat_append_kv(a: AppendArgs) -> bool:
+    return False
+
+
 def append_kv(a: AppendArgs) -> None:
     from chunkattn.backends.triton.append_kv import append_kv as run
 

@@ -1,0 +1,94 @@
+"""Slopes, sinks and scales that hold no numbers: what becomes of the rows, and what debug mode says."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import chunkattn
+from chunkattn.env import SETTINGS
+from chunkattn.testing import AttentionCase, build
+
+CASE = AttentionCase("factors", (3, 1, 40), (40, 17, 300), num_q_heads=4, num_kv_heads=2)
+KINDS = {
+    "alibi_slopes": CASE.but(alibi="head"),
+    "sinks": CASE.but(sinks=True),
+    "k_scale": CASE.but(kv_dtype=torch.int8, scale_mode="head"),
+    "v_scale": CASE.but(kv_dtype=torch.int8, scale_mode="head"),
+}
+
+
+def with_entry(arg: str, value: float, invariant: bool = False) -> tuple:
+    """A batch whose first entry of one factor is `value`, and the query heads that use the entry."""
+    inputs = build(KINDS[arg].but(invariant=invariant))
+    options = inputs.options()
+    factor = options[arg].clone()
+    factor[0] = value
+    return inputs, {**options, arg: factor, "return_lse": True}, 4 // len(factor)
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("arg", KINDS)
+def test_only_the_rows_of_that_head_are_not_finite(arg, value, invariant, backend):
+    inputs, options, heads = with_entry(arg, value, invariant)
+    good, good_lse = chunkattn.attention(*inputs.batch(), **{**inputs.options(), "return_lse": True}, backend=backend)
+    out, lse = chunkattn.attention(*inputs.batch(), **options, backend=backend)
+    assert torch.equal(out[:, heads:], good[:, heads:])
+    assert torch.equal(lse[:, heads:], good_lse[:, heads:])
+    if arg == "sinks" and value == -math.inf:  # as without a sink
+        assert out.isfinite().all()
+        without, _ = chunkattn.attention(*inputs.batch(), **{**options, "sinks": None}, backend=backend)
+        assert torch.equal(out[:, :heads], without[:, :heads])
+    else:
+        assert not out[:, :heads].isfinite().any()
+
+
+def test_a_nan_in_a_visible_key_reaches_the_rows_that_see_it(backend):
+    inputs = build(CASE)
+    page = int(inputs.block_table[0, 0])
+    inputs.k_cache[page, 5, 0, 0] = math.nan
+    out, lse = chunkattn.attention(*inputs.batch(), return_lse=True, backend=backend)
+    assert out[:3, :2].isnan().all()
+    assert lse[:3, :2].isnan().all()
+    assert out[:, 2:].isfinite().all()
+    assert out[3:].isfinite().all()
+
+
+@pytest.fixture
+def debug():
+    object.__setattr__(SETTINGS, "debug", True)
+    yield
+    object.__setattr__(SETTINGS, "debug", False)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("arg", KINDS)
+def test_debug_mode_refuses(arg, value, backend, debug):
+    inputs, options, _ = with_entry(arg, value)
+    chunkattn.attention(*inputs.batch(), **inputs.options(), backend=backend)  # a good call, remembered or not
+    if arg == "sinks" and value == -math.inf:
+        chunkattn.attention(*inputs.batch(), **options, backend=backend)
+        return
+    out = torch.full_like(inputs.q, 7.0)
+    with pytest.raises(ValueError, match=rf"^{arg}: expected numbers.*, got {value} at \[0\]"):
+        chunkattn.attention(*inputs.batch(), **options, out=out, backend=backend)
+    assert (out == 7.0).all()
+
+
+def test_debug_mode_refuses_scales_of_append_kv(backend, debug):
+    inputs = build(KINDS["k_scale"])
+    k = torch.ones(44, 2, 64).bfloat16()
+    batch = (k, k, inputs.k_cache, inputs.v_cache, *inputs.batch()[3:])
+    bad = torch.tensor([1.0, math.nan])
+    with pytest.raises(ValueError, match=r"^v_scale: expected numbers, got nan at \[1\]"):
+        chunkattn.append_kv(*batch, k_scale=torch.ones(2), v_scale=bad, backend=backend)
+
+
+def test_debug_mode_lets_dead_scales_be(backend, debug):
+    """Scales of single tokens lie in the pool: those of dead slots may hold anything."""
+    inputs = build(CASE.but(kv_dtype=torch.int8, scale_mode="token_head"))
+    assert inputs.options()["k_scale"].isnan().any()
+    assert chunkattn.attention(*inputs.batch(), **inputs.options(), backend=backend).isfinite().all()
