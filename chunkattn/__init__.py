@@ -6,6 +6,10 @@ One call serves a ragged batch of prefill chunks, decodes and speculative tokens
 
 from __future__ import annotations
 
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from chunkattn.api import (
     append_kv,
     attention,
@@ -20,6 +24,9 @@ from chunkattn.api import (
 )
 from chunkattn.errors import UnsupportedError as UnsupportedError
 from chunkattn.types import AttentionSpec, Batch, PagedKV, Plan, Rope
+
+if TYPE_CHECKING:
+    from chunkattn import testing as testing
 
 __version__ = "0.1.0"
 
@@ -40,3 +47,10 @@ __all__ = [
     "supports",
     "workspace_bytes",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`chunkattn.testing` is imported when it is first asked for: serving does not need it."""
+    if name == "testing":
+        return importlib.import_module("chunkattn.testing")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

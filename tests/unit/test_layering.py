@@ -175,3 +175,12 @@ def test_no_public_name_is_also_a_module():
     modules = {path.stem for path in ROOT.glob("*.py")} | {path.parent.name for path in ROOT.glob("*/__init__.py")}
     callables = {name for name in chunkattn.__all__ if callable(getattr(chunkattn, name))}
     assert not callables & modules
+
+
+def test_testing_comes_when_asked_for():
+    code = """
+import sys, chunkattn
+before = 'chunkattn.testing' in sys.modules
+print(before, chunkattn.testing.row_budget.__module__, hasattr(chunkattn, 'nothing'))
+"""
+    assert run(code).split() == ["False", "chunkattn.testing.compare", "False"]
