@@ -1,8 +1,12 @@
 """One call serves a chunk of a prompt and two decodes over one paged KV cache."""
 
+import argparse
+
 import torch
 
 import chunkattn
+
+argparse.ArgumentParser(description=__doc__).parse_args()  # no options, but --help
 
 layers, q_heads, kv_heads, head_dim, page_size = 2, 32, 8, 128, 16
 caches = [chunkattn.PagedKV.allocate(64, page_size, kv_heads, head_dim) for _ in range(layers)]

@@ -1,8 +1,12 @@
 """Your own engine: continuous batching with chunked prefill over one paged cache; a toy model of one layer."""
 
+import argparse
+
 import torch
 
 import chunkattn
+
+argparse.ArgumentParser(description=__doc__).parse_args()  # no options, but --help
 
 page, budget, q_heads, kv_heads, dim, vocab, num_pages = 16, 32, 8, 2, 64, 1000, 64
 torch.manual_seed(0)
