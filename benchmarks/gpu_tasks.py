@@ -179,6 +179,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("tasks", nargs="+")
     given = parser.parse_args()
+    if given.dry_run:
+        torch.set_num_threads(1)  # tiny batches; on a busy machine a second thread would mostly be waited for
     call: Callable[[str, bool], Any] = run
     for task in given.tasks:
         begin = time.perf_counter()

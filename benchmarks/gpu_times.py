@@ -22,7 +22,8 @@ from chunkattn.bench.watch import Step, Watch
 from chunkattn.testing import AttentionInputs
 
 _EFFORT = Effort(rounds=5, max_rounds=6, seconds=0.1)
-_QUICK = Effort(rounds=2, max_rounds=2, seconds=0.01)
+_QUICK = Effort(rounds=2, max_rounds=2, seconds=0.002)
+_DRY_MATMUL, _DRY_COPY = 128, 1 << 16  # sizes in a dry run, whose rates mean nothing
 _COLD_BYTES = 128 << 20  # of all input sets together: over twice the second-level cache of an H200
 _LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
 
@@ -242,10 +243,15 @@ def cell_of(case: BenchCase, backends: tuple[str, ...], device: torch.device) ->
         contender = _admit(key, module, case, steps, cell, device)
         if contender is not None:
             admitted[contender.name] = contender
-    rates = [limits.matmul(DTYPES[case.dtype], device), limits.copy(device), limits.paged_read(list(sets))]
+    dry = device.type != "cuda"
+    rates = [
+        limits.matmul(DTYPES[case.dtype], device, size=_DRY_MATMUL if dry else None),
+        limits.copy(device, elements=_DRY_COPY if dry else None),
+        limits.paged_read(list(sets)),
+    ]
     ceilings = {limit.name: Contender(limit.name, limit.calls) for limit in rates}
     cell.clocks_mhz.append(machine.clock_mhz(device))
-    interleave([*admitted.values(), *ceilings.values()], _EFFORT if device.type == "cuda" else _QUICK, device=device)
+    interleave([*admitted.values(), *ceilings.values()], _QUICK if dry else _EFFORT, device=device)
     cell.clocks_mhz.append(machine.clock_mhz(device))
     for name, contender in admitted.items():
         entry = cell.provider(name)

@@ -33,17 +33,20 @@ class Limit:
     calls: list[Callable[[], object]]
 
 
-def matmul(dtype: torch.dtype, device: torch.device) -> Limit:
-    """Square matmul of size 2048 (1024 for one thread, 8192 on a GPU) in a dtype."""
-    alone = torch.get_num_threads() == 1
-    size = 4 * _MATMUL if device.type != "cpu" else _MATMUL // 2 if alone else _MATMUL
+def matmul(dtype: torch.dtype, device: torch.device, *, size: int | None = None) -> Limit:
+    """Square matmul in a dtype, by default of size 2048 (1024 for one thread, 8192 on a GPU)."""
+    if size is None:
+        alone = torch.get_num_threads() == 1
+        size = 4 * _MATMUL if device.type != "cpu" else _MATMUL // 2 if alone else _MATMUL
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     return Limit("matmul", "FLOP/s", 2.0 * size**3, [lambda: torch.mm(a, b)])
 
 
-def copy(device: torch.device) -> Limit:
-    """Stream copy; counts bytes read and written."""
-    source = torch.zeros(_COPY_ELEMENTS if device.type == "cpu" else 8 * _COPY_ELEMENTS, device=device)
+def copy(device: torch.device, *, elements: int | None = None) -> Limit:
+    """Stream copy of float32, by default of 128 MiB (1 GiB on a GPU); counts bytes read and written."""
+    if elements is None:
+        elements = _COPY_ELEMENTS if device.type == "cpu" else 8 * _COPY_ELEMENTS
+    source = torch.zeros(elements, device=device)
     target = torch.empty_like(source)
     return Limit("copy", "B/s", 2.0 * source.numel() * 4, [lambda: target.copy_(source)])
 
