@@ -10,8 +10,8 @@ CHUNKATTN_ISA        avx512bf16, avx512, avx2,   instruction set of the cpu back
                      portable                    best one this processor has
 CHUNKATTN_CACHE      a folder                    where GPU kernels built on this machine are kept
                                                  (default: chunkattn in the user's cache folder)
-CHUNKATTN_TUNING     a file                      the table of measured settings
-                                                 (default: tuning.json in the user's cache folder)
+CHUNKATTN_TUNING     a file, off                 the table of measured settings; none with "off", not the shipped
+                                                 one either (default: tuning.json in the user's cache folder)
 CHUNKATTN_BUILD_JOBS a positive integer          compilers at once, instead of what processors and memory allow
 CHUNKATTN_VLLM_SO    a file                      vLLM's CPU op library (_C.abi3.so), a peer in benchmarks
 CHUNKATTN_GGML_LIB   a folder                    ggml's libraries (libggml-cpu.so, …), a peer in benchmarks

@@ -27,6 +27,11 @@ class Backend(Protocol):
     A backend that builds or loads something on first use may also have ``prepare(spec) -> Support``: asked once, after
     `supports`, when the backend is about to be taken; a refusal there lets the next one serve.
 
+    A backend with settings that can be tuned also has ``settings_space(spec)`` (dictionaries of integers, the default
+    first), ``mix_class(spec, q_lens, kv_lens)``, ``tuning_key(spec, mix_class)``, ``planned(spec, q_lens, kv_lens)`` (a
+    `WorkSpec` and the plan's words) and the context manager ``with_settings(values)``. It looks measured settings up in
+    `chunkattn.planning.measured` by itself.
+
     Each function writes what its op declares as mutated and nothing else.
     """
 

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs
 from chunkattn.backends.base import Support
+from chunkattn.backends.device import processor
 from chunkattn.env import SETTINGS
-from chunkattn.planning.work import plan_words
+from chunkattn.planning.work import WorkSpec, plan_words, spec_of_plan
 from chunkattn.types import AttentionSpec
+
+if TYPE_CHECKING:
+    from chunkattn.tuning.table import TuningKey
 
 __all__ = ["plan_words"]
 
 _FLOAT_BYTES = 4
+_SPACE = {
+    "threads": (0, 1),
+    "decode_rows": (8, 4, 16),
+    "items_per_worker": (4, 1, 2, 8, 16),
+    "min_split": (256, 128, 512, 1024, 4096),
+    "tile_kib": (600, 150, 300, 1200, 2400),
+    "tile_share": (8, 2, 4, 16),
+}
 
 
 @functools.cache
@@ -29,6 +46,7 @@ def _native() -> ModuleType | str:
     if SETTINGS.isa is not None and SETTINGS.isa not in core.isas():
         return f"CHUNKATTN_ISA={SETTINGS.isa}: this processor has {', '.join(core.isas())}"
     core.select_isa(SETTINGS.isa or "")
+    _install_measured(core)
     return core
 
 
@@ -50,6 +68,92 @@ def _core() -> ModuleType:
     core = _native()
     assert isinstance(core, ModuleType)  # supports() was asked before
     return core
+
+
+def _device(core: ModuleType, threads: int) -> str:
+    return f"{processor()}, {core.isa()}, {threads} threads"
+
+
+def _install_measured(core: ModuleType) -> None:
+    """Hands the native core the measured settings of this processor, by number of threads."""
+    from chunkattn.planning import measured
+
+    rows = []
+    for key, found in measured.in_force().items():
+        threads = key.device.removesuffix(" threads").rpartition(" ")[2]
+        if key.backend != "cpu" or key.kernel != core.kernel_hash() or not threads.isdecimal():
+            continue
+        if key.device != _device(core, int(threads)):
+            continue
+        dtype, _, kv_dtype = key.dtype.partition("/")
+        try:
+            values = core.check_settings(dict(found.entry.values))
+            dtypes = getattr(torch, dtype), getattr(torch, kv_dtype or dtype)
+            problem = int(threads), dtypes[0], key.head_dim, key.value_dim, key.group
+            rows.append((*problem, dtypes[1], int(key.page_class), key.mix_class, values))
+        except (ValueError, AttributeError) as error:
+            warnings.warn(f"a measured setting of the cpu backend is not used: {error}", stacklevel=2)
+    core.install_settings(rows)
+
+
+def tuning_key(spec: AttentionSpec, mix_class: str) -> TuningKey:
+    """What measured settings of a problem depend on."""
+    import chunkattn
+    from chunkattn.tuning.table import TuningKey
+
+    core = _core()
+    dtype, kv_dtype = (str(one).removeprefix("torch.") for one in (spec.dtype, spec.kv_dtype))
+    return TuningKey(
+        "cpu",
+        _device(core, torch.get_num_threads()),
+        "",
+        chunkattn.__version__,
+        core.kernel_hash(),
+        dtype if dtype == kv_dtype else f"{dtype}/{kv_dtype}",
+        spec.head_dim,
+        spec.head_dim_v,
+        spec.num_q_heads // spec.num_kv_heads,
+        str(core.page_class(spec.page_size)),
+        mix_class,
+    )
+
+
+def mix_class(spec: AttentionSpec, q_lens: Sequence[int], kv_lens: Sequence[int]) -> str:
+    """Which batches behave like this one."""
+    starts = torch.tensor([0, *itertools.accumulate(q_lens)], dtype=torch.int32)
+    lens = torch.tensor(list(kv_lens), dtype=torch.int32)
+    heads = spec.num_q_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim_v
+    found: str = _core().mix_class(starts, lens, *heads, torch.get_num_threads())
+    return found
+
+
+def settings_space(spec: AttentionSpec) -> Iterator[dict[str, int]]:
+    """Everything that may be tried, the default first."""
+    for values in itertools.product(*_SPACE.values()):
+        yield dict(zip(_SPACE, values))
+
+
+def planned(spec: AttentionSpec, q_lens: Sequence[int], kv_lens: Sequence[int]) -> tuple[WorkSpec, list[int]]:
+    """The plan of a batch, and what else it depends on."""
+    words = torch.empty(plan_words(len(q_lens)), dtype=torch.int64)
+    starts = torch.tensor([0, *itertools.accumulate(q_lens)], dtype=torch.int32)
+    lens = torch.tensor(list(kv_lens), dtype=torch.int32)
+    heads = spec.num_q_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim_v
+    plan(
+        PlanArgs(starts, lens, words, *heads, spec.page_size, spec.dtype, True, -1, -1, spec.invariant, 0, "NHD", None)
+    )
+    made = words.tolist()
+    return spec_of_plan(made), made
+
+
+@contextlib.contextmanager
+def with_settings(values: Mapping[str, int]) -> Iterator[None]:
+    """Inside it every call and plan of this process takes these settings."""
+    _core().force_settings(dict(values))
+    try:
+        yield
+    finally:
+        _core().force_settings(None)
 
 
 def workspace_bytes(spec: AttentionSpec, max_tokens: int, max_seq_len: int, num_splits: int) -> int:

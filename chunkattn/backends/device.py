@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -36,11 +38,15 @@ class Gpu:
         arch: compute capability times ten: 80, 86, 89, 90, 100, 120.
         num_sms: streaming multiprocessors.
         shared_bytes: most shared memory of a thread block.
+        name: the product's, "" for a GPU that is not at hand.
+        driver: version of its driver.
     """
 
     arch: int
     num_sms: int
     shared_bytes: int
+    name: str = ""
+    driver: str = ""
 
     @classmethod
     def of_arch(cls, arch: int, num_sms: int) -> Gpu:
@@ -67,7 +73,20 @@ def _cuda_gpu(index: int) -> Gpu:
     arch = 10 * properties.major + properties.minor
     known = Gpu.of_arch(arch, properties.multi_processor_count)
     shared = getattr(properties, "shared_memory_per_block_optin", known.shared_bytes)
-    return Gpu(arch, properties.multi_processor_count, shared)
+    driver = str(getattr(torch._C, "_cuda_getDriverVersion", str)())
+    return Gpu(arch, properties.multi_processor_count, shared, properties.name, driver)
+
+
+@functools.cache
+def processor() -> str:
+    """The CPU's name."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown processor"
 
 
 @contextlib.contextmanager

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import platform
 from importlib import metadata
-from pathlib import Path
 
 import torch
 
 import chunkattn
+from chunkattn import backends
+from chunkattn.backends.device import processor
+from chunkattn.cli.info_settings import chosen_settings, tables
 from chunkattn.extras import require
+from chunkattn.planning import choose
 
 _OPTIONAL = (
     "triton",
@@ -65,6 +68,12 @@ def print_info(dtype: str, kv_dtype: str, q_heads: int, kv_heads: int, head_dim:
             f"head dim {head_dim}, pages of {page_size}"
         )
         console.print(chunkattn.explain(spec), markup=False, soft_wrap=True)
+        taken = next(name for name, support, _ in choose.table(spec) if support)
+        for line in chosen_settings(backends.load(taken), spec):
+            console.print(f"  {line}", markup=False, soft_wrap=True)
+    console.print("\n[bold]Measured settings[/]")
+    for line in tables():
+        console.print(line, markup=False, soft_wrap=True)
     console.print("\n[bold]GPU kernels[/]")
     for line in _kernels():
         console.print(line, markup=False, soft_wrap=True)
@@ -95,7 +104,7 @@ def _facts() -> list[tuple[str, str]]:
         ("chunkattn", chunkattn.__version__),
         ("torch", torch.__version__),
         ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
-        ("processor", f"{_processor()}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"),
+        ("processor", f"{processor()}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"),
     ]
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     facts += [(f"GPU {i}", torch.cuda.get_device_name(i)) for i in range(gpus)]
@@ -110,13 +119,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown processor"

@@ -15,6 +15,87 @@ def tune() -> None:
 
 
 @tune.command()
+@click.argument("model", required=False)
+@click.option("--q-heads", default=32, show_default=True, type=click.IntRange(min=1), help="Without MODEL.")
+@click.option("--kv-heads", default=8, show_default=True, type=click.IntRange(min=1), help="Without MODEL.")
+@click.option("--head-dim", default=128, show_default=True, type=click.IntRange(min=1), help="Without MODEL.")
+@click.option("--head-dim-v", type=click.IntRange(min=1), help="Without MODEL, of V.  [as --head-dim]")
+@click.option(
+    "--dtype",
+    "dtypes",
+    default=("bf16",),
+    show_default=True,
+    multiple=True,
+    type=click.Choice(("bf16", "fp16", "fp32")),
+    help="Of queries; may be given several times.",
+)
+@click.option(
+    "--kv-dtype", type=click.Choice(("bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2", "int8")), help="[as --dtype]"
+)
+@click.option(
+    "--page-size",
+    "page_sizes",
+    default=(16,),
+    show_default=True,
+    multiple=True,
+    type=click.IntRange(min=1),
+    help="Tokens a page; may be given several times.",
+)
+@click.option(
+    "--mix",
+    "mixes",
+    multiple=True,
+    metavar="GROUPS",
+    help="A batch as COUNTxTOKENS+HISTORY,…; several times.  [default: 15 steps of serving]",
+)
+@click.option("--backend", type=click.Choice(("cpu", "triton", "cuda")), help="[default: best capable]")
+@click.option("--device", default="cpu", show_default=True, type=click.Choice(("cpu", "cuda")))
+@click.option(
+    "--arch",
+    type=click.Choice(("80", "86", "89", "90", "100", "103", "120")),
+    help="List, and with --compile compile, for a GPU that is not at hand; measures nothing.",
+)
+@click.option("--sms", default=132, show_default=True, type=click.IntRange(min=1), help="Multiprocessors; with --arch.")
+@click.option("--compile", is_flag=True, help="Compile GPU kernels first and leave out those that spill or do not fit.")
+@click.option(
+    "--budget-seconds",
+    default=180.0,
+    show_default=True,
+    type=POSITIVE,
+    metavar="S",
+    help="About how long; keys that are left over are tuned by the next run.",
+)
+@click.option(
+    "--table",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Where entries are kept.  [default: CHUNKATTN_TUNING, or the user's cache folder]",
+)
+@click.option("--again", is_flag=True, help="Tune keys that have an entry too.")
+@click.option("--dry-run", is_flag=True, help="Say what would be measured.")
+@click.option("--seed", default=0, show_default=True, help="Of the order of measurements.")
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON and nothing else.")
+def kernels(arch: str | None, **options: object) -> None:
+    """Chooses how attention is cut into work, by measuring.
+
+    MODEL is a preset of chunkattn bench, or a Hugging Face config.json or its folder. What a backend could do is
+    listed, what cuts the batches alike or cannot win by a simple model is left out, the rest is measured in interleaved
+    rounds. A setting is kept where it beats the default by more than the noise, on fresh data, with the right answer;
+    else the default is. Every key is saved as soon as it is done: after Ctrl-C the next run goes on from there.
+
+    The exit status is 2 where keys are left over.
+    """
+    from chunkattn.cli.tune_kernels import KernelOptions, run_tune_kernels
+
+    try:
+        complete = run_tune_kernels(KernelOptions(arch=None if arch is None else int(arch), **options))  # type: ignore[arg-type]
+    except (ValueError, FileNotFoundError, ImportError, NotImplementedError) as error:
+        raise click.ClickException(str(error)) from error
+    if not complete:
+        raise click.exceptions.Exit(2)
+
+
+@tune.command()
 @click.argument("trace", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--slo-itl",

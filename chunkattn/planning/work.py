@@ -22,8 +22,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import pairwise
+from typing import Any
 
 MAGIC = 0x6368756E6B617474
 MOST_WAVE_SPLITS = 16
@@ -77,6 +78,13 @@ class WorkItem:
 def plan_words(num_requests: int) -> int:
     """Words (int64) of a plan for `num_requests` requests."""
     return HEADER_WORDS + 4 * num_requests + 3
+
+
+def spec_of_plan(words: Sequence[int]) -> WorkSpec:
+    """What a plan was made with, from its header."""
+    values: list[Any] = list(words[HEADER_WORDS - len(fields(WorkSpec)) : HEADER_WORDS])
+    made = WorkSpec(*values)
+    return replace(made, causal=bool(made.causal), invariant=bool(made.invariant))
 
 
 def _ceil_div(a: int, b: int) -> int:

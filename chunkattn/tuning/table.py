@@ -29,6 +29,7 @@ from chunkattn.extras import require
 SCHEMA = 1
 FORMAT = "chunkattn-tuning"
 FILE_NAME = "tuning.json"
+OFF = "off"  # in CHUNKATTN_TUNING: no measured settings in this process
 _LOCK_SECONDS = 10.0
 
 Values = Mapping[str, int]
@@ -88,7 +89,7 @@ def table_path(explicit: Path | str | None = None) -> Path:
     """Where the user's table is: the argument, CHUNKATTN_TUNING, CHUNKATTN_CACHE, or the user's cache folder."""
     if explicit is not None:
         return Path(explicit)
-    if SETTINGS.tuning is not None:
+    if SETTINGS.tuning is not None and SETTINGS.tuning != OFF:
         return Path(SETTINGS.tuning)
     if SETTINGS.cache is not None:
         return Path(SETTINGS.cache) / FILE_NAME

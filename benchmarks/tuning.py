@@ -1,0 +1,194 @@
+"""What `chunkattn tune kernels` is worth on the CPU backend, and whether noise can fool it.
+
+    python benchmarks/tuning.py noisy --runs 4 --output F    # beside a busy process: is anything slower ever accepted?
+    python benchmarks/tuning.py planted --output F           # a default that is planted badly
+    python benchmarks/tuning.py held-out --output F          # tuned settings on batches that the tuner never saw
+
+Results of several calls are gathered in one file. Accepted settings are judged afterwards, without the busy process, in
+interleaved pairs against the default: `slower` counts those that lose by more than the spread of the pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from chunkattn.backends import load
+from chunkattn.bench import machine
+from chunkattn.bench.case import BenchCase, Heads
+from chunkattn.tuning.kernels import Job, jobs, tune
+from chunkattn.tuning.problem import MIXES, parse_mix, spec_of
+from chunkattn.tuning.table import TuningKey
+from chunkattn.tuning.trials import Trials
+
+HEADS = Heads(16, 4, 64, 64)
+# Batches of every class that are none of the tuner's.
+HELD_OUT = (
+    *("3x1+700", "6x1+1500", "1x1+3000", "12x1+1200", "24x1+600"),
+    *("1x48+0", "1x96+300", "1x384+1000", "3x128+700", "1x320+0"),
+    *("1x48+100,6x1+300", "1x96+0,3x1+900", "1x384+700,12x1+800", "2x128+1500,20x1+1000"),
+)
+BUSY = "import torch; torch.set_num_threads(1); a = torch.randn(700, 700)\nwhile True: a = (a @ a).clamp(-1, 1)"
+PAIRS = 15
+
+
+def cases(mixes: Mapping[str, Sequence[tuple[int, int, int]]]) -> list[BenchCase]:
+    return [BenchCase("tune", name, tuple(groups), HEADS) for name, groups in mixes.items()]
+
+
+@contextlib.contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Other processes that multiply matrices without pause."""
+    running = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(processes)]
+    try:
+        time.sleep(2.0)  # until they have imported torch
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def compare(module: Any, members: Sequence[BenchCase], values: Mapping[str, int]) -> dict[str, Any]:
+    """The default by other settings, in pairs that take turns."""
+    default = next(iter(module.settings_space(spec_of(members[0], "cpu"))))
+    trials = Trials("cpu", module, members, (default, values), seconds=0.01)
+    logs: dict[str, list[float]] = {case.name: [] for case in members}
+    noise: list[float] = []
+    for number in range(PAIRS):
+        for index, case in enumerate(members):
+            order = (0, 1, 0) if number % 2 else (1, 0, 0)
+            taken = [trials.measure(candidate, index) for candidate in order]
+            first, second = (taken[0], taken[2]) if number % 2 else (taken[1], taken[2])
+            mine = taken[1] if number % 2 else taken[0]
+            logs[case.name].append((math.log(first / mine) + math.log(second / mine)) / 2)
+            noise.append(abs(math.log(first / second)))
+    ratios = {name: math.exp(median(values)) for name, values in logs.items()}
+    return {"default_by_tuned": ratios, "spread": median(noise)}
+
+
+def noisy(module: Any, runs: int, seed: int, seconds: float) -> list[dict[str, Any]]:
+    """Tunes beside a busy process; the class of batches and the order change from run to run."""
+    found = list(jobs(module, cases(MIXES), "cpu"))
+    results = []
+    with busy(1):
+        outcomes = [
+            (number, tune(found[number % len(found)], device="cpu", deadline=time.monotonic() + seconds, seed=number))
+            for number in range(seed, seed + runs)
+        ]
+    for number, outcome in outcomes:
+        row = described(outcome.job, number)
+        row |= {"winner": outcome.verdict.winner, "reason": outcome.verdict.reason, "claimed": outcome.verdict.gain}
+        if outcome.verdict.winner:
+            assert outcome.entry is not None
+            row["values"] = dict(outcome.entry.values)
+            row |= compare(module, outcome.job.cases, outcome.entry.values)
+        results.append(row)
+    return results
+
+
+def described(job: Job, number: int) -> dict[str, Any]:
+    return {"run": number, "mix_class": job.key.mix_class, "candidates": len(job.settings)}
+
+
+class Planted:
+    """The backend with another default."""
+
+    def __init__(self, module: Any, bad: Mapping[str, int]) -> None:
+        self._module, self._bad = module, dict(bad)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def settings_space(self, spec: Any) -> Iterator[dict[str, int]]:
+        space = list(self._module.settings_space(spec))
+        bad = {**space[0], **self._bad}
+        yield bad
+        yield from (values for values in space if values != bad)
+
+
+def planted(module: Any, seconds: float) -> list[dict[str, Any]]:
+    """Bad defaults: one thread; tiles that are far too small or too large; splits that are far too short."""
+    results = []
+    for mix, bad in (
+        ("prefill-large", {"threads": 1}),
+        ("decode-large", {"threads": 1}),
+        ("prefill-large", {"tile_kib": 16, "tile_share": 256}),
+        ("decode-large", {"items_per_worker": 64, "min_split": 128}),
+    ):
+        job = next(job for job in jobs(Planted(module, bad), cases(MIXES), "cpu") if job.key.mix_class == mix)
+        outcome = tune(job, device="cpu", deadline=time.monotonic() + seconds)
+        values = dict(job.settings[outcome.verdict.winner])
+        results.append({"mix_class": mix, "planted": bad, "values": values, "gain": outcome.verdict.gain})
+        results[-1] |= {"spread": outcome.verdict.spread, "reason": outcome.verdict.reason}
+    return results
+
+
+def held_out(module: Any, seconds: float, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """Tunes on the tuner's batches, compares on others of the same class."""
+    others: dict[TuningKey, list[BenchCase]] = {}
+    for case in cases({text: parse_mix(text) for text in HELD_OUT}):
+        spec = spec_of(case, "cpu")
+        key = module.tuning_key(spec, module.mix_class(spec, case.q_lens, case.kv_lens))
+        others.setdefault(key, []).append(case)
+    results = []
+    for job in jobs(module, cases(MIXES), "cpu"):
+        if classes and job.key.mix_class not in classes:
+            continue
+        outcome = tune(job, device="cpu", deadline=time.monotonic() + seconds)
+        values = outcome.entry.values if outcome.entry is not None else job.settings[0]
+        row = described(job, 0) | {
+            "values": dict(values),
+            "gain": outcome.verdict.gain,
+            "reason": outcome.verdict.reason,
+        }
+        results.append(row | compare(module, others.get(job.key, job.cases), values))
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("noisy", "planted", "held-out"))
+    parser.add_argument("--runs", type=int, default=4, help="noisy: tuner runs of this call")
+    parser.add_argument("--seconds", type=float, default=6.0, help="most of one key")
+    parser.add_argument("--classes", default="", help="held-out: only these classes, separated by commas")
+    parser.add_argument("--output", type=Path, required=True)
+    options = parser.parse_args()
+    module: Any = load("cpu")
+    if not module.supports(spec_of(cases(MIXES)[0], "cpu")):
+        parser.error("the native core is not built")
+    record = json.loads(options.output.read_text()) if options.output.exists() else {"machine": machine.describe()}
+    rows = record.setdefault(options.what, [])
+    if options.what == "noisy":
+        rows += noisy(module, options.runs, len(rows), options.seconds)
+    elif options.what == "planted":
+        rows += planted(module, options.seconds)
+    else:
+        rows += held_out(module, options.seconds, tuple(filter(None, options.classes.split(","))))
+    record.setdefault("calls", []).append({"arguments": sys.argv[1:], "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
+    record["versions"] = machine.versions()
+    judged = [row for what in ("noisy", "held-out") for row in record.get(what, []) if "default_by_tuned" in row]
+    slower = [row for row in judged if min(row["default_by_tuned"].values()) < 1 / (1 + max(0.02, row["spread"]))]
+    record["summary"] = {
+        "noisy_runs": len(record.get("noisy", [])),
+        "accepted": sum(bool(row["winner"]) for row in record.get("noisy", [])),
+        "judged": len(judged),
+        "slower": len(slower),
+    }
+    options.output.write_text(json.dumps(record, indent=1) + "\n")
+    for row in rows:
+        print(row)
+    print(record["summary"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""What `chunkattn info` says of measured settings: which ones a problem gets and why, and what the tables hold."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import chunkattn
+from chunkattn.cli.tune_kernels import changed
+from chunkattn.env import SETTINGS
+from chunkattn.planning import measured
+from chunkattn.tuning.problem import MIXES
+from chunkattn.tuning.table import OFF, TuningTable
+
+
+def chosen_settings(module: Any, spec: chunkattn.AttentionSpec) -> Iterator[str]:
+    """A line for each class of batches of the problem.
+
+    Args:
+        module: the backend's; one without settings has no lines.
+        spec: the problem.
+    """
+    if not hasattr(module, "settings_space"):
+        return
+    default = next(iter(module.settings_space(spec)))
+    for mix in dict.fromkeys(module.mix_class(spec, *_lengths(groups)) for groups in MIXES.values()):
+        found = measured.in_force().get(module.tuning_key(spec, mix))
+        if found is None:
+            yield f"{mix:<14} default: never measured here"
+            continue
+        entry = found.entry
+        when = time.strftime("%Y-%m-%d", time.gmtime(entry.measured))
+        if changed(entry.values, default) == changed(default, default):
+            yield f"{mix:<14} default, {found.source}: nothing was faster on {when} (spread {entry.spread:.1%})"
+        else:
+            yield (
+                f"{mix:<14} {changed(entry.values, default)}; {found.source}: {entry.gain - 1:.1%} faster than the "
+                f"default on {when} (spread {entry.spread:.1%})"
+            )
+
+
+def _lengths(groups: tuple[tuple[int, int, int], ...]) -> tuple[list[int], list[int]]:
+    rows = [(q_len, history + q_len) for count, q_len, history in groups for _ in range(count)]
+    return [q_len for q_len, _ in rows], [kv_len for _, kv_len in rows]
+
+
+def tables() -> Iterator[str]:
+    """A line for each table, and one for each backend and device in it."""
+    if SETTINGS.tuning == OFF:
+        yield "none: CHUNKATTN_TUNING=off"
+        return
+    places: list[tuple[str, Path | None]] = [("shipped", measured.SHIPPED), ("tuned", measured.user_table())]
+    for source, path in places:
+        if path is None:
+            yield f"{source:<8} no place is known: pip install 'chunkattn[tune]', or set CHUNKATTN_TUNING"
+            continue
+        entries = list(TuningTable(path)) if path.exists() else []
+        state = "" if path.exists() else ", not there"
+        yield f"{source:<8} {path}{state}: {len(entries)} entries, {path.stat().st_size if path.exists() else 0} bytes"
+        for (backend, device, library), count in sorted(Counter((*key[:2], key.library) for key in entries).items()):
+            stale = "" if library == chunkattn.__version__ else f", of version {library}: not used"
+            yield f"         {count} of {backend} on {device}{stale}"

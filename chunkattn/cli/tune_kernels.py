@@ -1,0 +1,272 @@
+"""`chunkattn tune kernels`: choose settings by measuring them, keep what is certain, say why."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from chunkattn.backends.device import Gpu, gpu, stand_in
+from chunkattn.bench import machine as bench_machine
+from chunkattn.bench.case import BenchCase, Heads
+from chunkattn.extras import require
+from chunkattn.tuning.kernels import Job, Outcome, jobs, tune
+from chunkattn.tuning.problem import MIXES, heads_of, parse_mix
+from chunkattn.tuning.static import Compiled, compile_job
+from chunkattn.tuning.table import TuningKey, TuningTable, table_path
+
+_SECONDS_LEFT = 1.0  # with less no job is begun
+_LINE_EVERY = 5.0  # seconds between lines of progress where there is no terminal
+
+
+@dataclass(frozen=True)
+class KernelOptions:
+    """The command's options; see ``chunkattn tune kernels --help``."""
+
+    model: str | None
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    head_dim_v: int | None
+    dtypes: tuple[str, ...]
+    kv_dtype: str | None
+    page_sizes: tuple[int, ...]
+    mixes: tuple[str, ...]
+    backend: str | None
+    device: str
+    arch: int | None
+    sms: int
+    compile: bool
+    budget_seconds: float
+    table: Path | None
+    again: bool
+    dry_run: bool
+    seed: int
+    as_json: bool
+
+
+def run_tune_kernels(options: KernelOptions) -> bool:
+    """Tunes what is not tuned yet, saving entry by entry: an interrupted run goes on where it was.
+
+    Returns:
+        Whether every key has an entry now.
+
+    Raises:
+        ValueError, MissingExtraError: one sentence for the user.
+    """
+    require("rich", extra="tune", purpose="chunkattn tune kernels")
+    from rich.console import Console
+
+    console = Console(highlight=False, stderr=options.as_json, soft_wrap=True)
+    if options.arch is None:
+        return _run(options, console)
+    absent = Gpu.of_arch(options.arch, options.sms)
+    with stand_in("cuda", absent):  # nothing can be measured then
+        return _run(replace(options, device="cuda", dry_run=True), console)
+
+
+def _run(options: KernelOptions, console: Any) -> bool:
+    module, name = _backend(options)
+    table = TuningTable(table_path(options.table))
+    found = list(jobs(module, list(cases(options)), options.device))
+    todo = [job for job in found if options.again or table.find(job.key) is None]
+    if not options.as_json:
+        console.print(f"{name}: {len(found)} keys, {len(found) - len(todo)} tuned before; table {table.path}")
+    rows = [_known(job, table) for job in found if job not in todo]
+    compiled: dict[TuningKey, list[Compiled]] = {}
+    if options.compile:
+        todo = _compile_all(options, console, todo, compiled)
+    if options.dry_run:
+        rows += [_planned(job, compiled.get(job.key)) for job in todo]
+    else:
+        for outcome in _tune_all(options, console, todo, table):
+            rows.append(_measured(outcome))
+            if not options.as_json:
+                console.print(_sentence(outcome))
+    left = len(found) - len(rows)
+    _show(options, console, rows, table, left)
+    return options.dry_run or (not left and all(row["values"] is not None for row in rows))
+
+
+def cases(options: KernelOptions) -> Iterator[BenchCase]:
+    """Every batch that is asked for."""
+    if options.model is not None:
+        kinds = heads_of(options.model)
+    else:
+        value_dim = options.head_dim_v or options.head_dim
+        kinds = (Heads(options.q_heads, options.kv_heads, options.head_dim, value_dim),)
+    for heads in kinds:
+        if heads.num_q_heads % heads.num_kv_heads:
+            raise ValueError(
+                f"--q-heads: expected a multiple of --kv-heads ({heads.num_kv_heads}), got {heads.num_q_heads}"
+            )
+    mixes = {text: parse_mix(text) for text in options.mixes} or MIXES
+    for heads in kinds:
+        for dtype in options.dtypes:
+            for page_size in options.page_sizes:
+                for name, groups in mixes.items():
+                    kv_dtype = options.kv_dtype or dtype
+                    yield BenchCase("tune", name, groups, heads, dtype, kv_dtype, page_size)
+
+
+def _backend(options: KernelOptions) -> tuple[Any, str]:
+    """The backend that would serve the problem."""
+    from chunkattn import backends
+    from chunkattn.planning import choose
+    from chunkattn.tuning.problem import spec_of
+
+    module = choose.backend(spec_of(next(cases(options)), options.device), options.backend)
+    name = next(name for name in backends.MODULES if backends.load(name) is module)
+    if not hasattr(module, "settings_space"):
+        raise ValueError(f"--backend: expected one with settings to tune, got {name}")
+    return module, name
+
+
+def _tune_all(options: KernelOptions, console: Any, todo: list[Job], table: TuningTable) -> Iterator[Outcome]:
+    """Each job gets an equal share of the seconds that are left."""
+    end = time.monotonic() + options.budget_seconds
+    with _progress(console, len(todo)) as report:
+        for number, job in enumerate(todo):
+            left = end - time.monotonic()
+            if left < _SECONDS_LEFT:
+                return
+            deadline = time.monotonic() + left / (len(todo) - number)
+            label = f"{job.key.dtype} D {job.key.head_dim} page {job.key.page_class} {job.key.mix_class}"
+
+            def tell(share: float, at: int = number, what: str = label) -> None:
+                report(at + share, what)
+
+            outcome = tune(job, device=options.device, deadline=deadline, progress=tell, seed=options.seed)
+            if outcome.entry is not None:
+                table.save({job.key: outcome.entry})
+            yield outcome
+
+
+def _compile_all(
+    options: KernelOptions, console: Any, todo: list[Job], compiled: dict[TuningKey, list[Compiled]]
+) -> list[Job]:
+    """The jobs without the settings whose kernels cannot be good; jobs of backends that do not compile stay as they
+    are."""
+    device, kept = gpu(options.device), []
+    deadline = time.monotonic() + options.budget_seconds
+    with _progress(console, len(todo)) as report:
+        for number, job in enumerate(todo):
+            if device is None or not hasattr(job.module, "compiled"):
+                kept.append(job)
+                continue
+
+            def tell(share: float, at: int = number) -> None:
+                report(at + share, "compiling")
+
+            pruned, results = compile_job(job, device, deadline=deadline, progress=tell)
+            compiled[job.key] = results
+            kept.append(pruned)
+    return kept
+
+
+class _progress:
+    """A bar on a terminal, a line every few seconds elsewhere."""
+
+    def __init__(self, console: Any, total: int) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._console, self._total, self._last = console, total, time.monotonic()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+            refresh_per_second=2,  # drawing takes time from the measured
+        )
+        self._task = self._bar.add_task("", total=total)
+
+    def __enter__(self) -> Callable[[float, str], None]:
+        self._bar.start()
+        return self._report
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def _report(self, done: float, what: str) -> None:
+        self._bar.update(self._task, completed=done, description=what)
+        now = time.monotonic()
+        if not self._console.is_terminal and now - self._last >= _LINE_EVERY:
+            self._last = now
+            print(f"{done / self._total:4.0%}  {what}", file=sys.stderr, flush=True)
+
+
+def _row(job: Job, state: str, values: Mapping[str, int] | None, **facts: object) -> dict[str, Any]:
+    return {
+        "key": job.key._asdict(),
+        "state": state,
+        "values": dict(values) if values is not None else None,
+        "default": dict(job.settings[0]),
+        "batches": {case.name: [list(group) for group in case.requests] for case in job.cases},
+        "candidates": {"possible": job.possible, "distinct": job.distinct, "measured": len(job.settings)},
+        **facts,
+    }
+
+
+def _known(job: Job, table: TuningTable) -> dict[str, Any]:
+    entry = table.find(job.key)
+    assert entry is not None
+    return _row(job, "tuned before", entry.values, gain=entry.gain, spread=entry.spread)
+
+
+def _planned(job: Job, compiled: Sequence[Compiled] | None) -> dict[str, Any]:
+    kernels = None if compiled is None else [asdict(one) for one in compiled]
+    return _row(job, "to be measured", None, settings=[dict(values) for values in job.settings], compiled=kernels)
+
+
+def _measured(outcome: Outcome) -> dict[str, Any]:
+    verdict, job = outcome.verdict, outcome.job
+    values = outcome.entry.values if outcome.entry is not None else None
+    refused = [{"values": dict(job.settings[number]), "reason": text} for number, text in verdict.refused.items()]
+    return _row(
+        job, verdict.reason, values, gain=verdict.gain, spread=verdict.spread, refused=refused, winner=verdict.winner
+    )
+
+
+def changed(values: Mapping[str, int], default: Mapping[str, int]) -> str:
+    """What differs from the default, in words."""
+    return ", ".join(f"{name} {value}" for name, value in values.items() if default.get(name) != value) or "the default"
+
+
+def _sentence(outcome: Outcome) -> str:
+    verdict, job = outcome.verdict, outcome.job
+    where = f"{job.key.dtype} D {job.key.head_dim} page {job.key.page_class} {job.key.mix_class}"
+    refused = f"; {len(verdict.refused)} refused for wrong answers" if verdict.refused else ""
+    if outcome.entry is None:
+        return f"{where}: not tuned, {verdict.reason}{refused}"
+    if verdict.winner == 0:
+        return f"{where}: the default stays, {verdict.reason}{refused}"
+    gain = f"{verdict.gain - 1:.1%} faster than the default, spread {verdict.spread:.1%}"
+    return f"{where}: {changed(outcome.entry.values, job.settings[0])}: {gain}{refused}"
+
+
+def _show(options: KernelOptions, console: Any, rows: list[dict[str, Any]], table: TuningTable, left: int) -> None:
+    if options.as_json:
+        facts = {"machine": bench_machine.describe(), "command": bench_machine.command()}
+        sys.stdout.write(json.dumps({"table": str(table.path), "keys": rows, **facts}, indent=1) + "\n")
+        return
+    if options.dry_run:
+        for row in rows:
+            counts, key = row["candidates"], row["key"]
+            console.print(
+                f"{key['dtype']} D {key['head_dim']} page {key['page_class']} {key['mix_class']}: {row['state']}, "
+                f"{counts['measured']} of {counts['distinct']} different plans from {counts['possible']} settings, "
+                f"on {'; '.join(row['batches'])}"
+            )
+            for one in row.get("compiled") or ():
+                figures = one["figures"]
+                state = one["refused"] or ("kept" if figures else "kept, not compiled")
+                found = ", ".join(f"{name} {value}" for name, value in (figures or {}).items())
+                console.print(f"  {changed(one['values'], row['default'])}: {state}{'; ' + found if found else ''}")
+    elif left or any(row["values"] is None for row in rows):
+        console.print("Not every key is tuned: run the command again, it goes on from here.")

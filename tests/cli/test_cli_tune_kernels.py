@@ -1,0 +1,158 @@
+"""`chunkattn tune kernels` from the outside: keys, entries, going on after an interruption, and who uses the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import chunkattn
+from chunkattn.backends import load
+from chunkattn.bench.case import BenchCase, Heads
+from chunkattn.cli import tune_kernels
+from chunkattn.cli.commands import cli
+from chunkattn.planning import measured
+from chunkattn.tuning.kernels import Outcome
+from chunkattn.tuning.problem import spec_of
+from chunkattn.tuning.search import Verdict
+from chunkattn.tuning.table import TuningEntry, TuningTable
+
+SMALL = ("--q-heads", "4", "--kv-heads", "2", "--head-dim", "16", "--mix", "4x1+99", "--mix", "1x40+9,2x1+50")
+cpu: Any = load("cpu")
+if not cpu.supports(spec_of(BenchCase("tune", "", (), Heads(4, 2, 16, 16)), "cpu")):
+    pytest.skip("the native core is not built", allow_module_level=True)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["tune", "kernels", *arguments], env={"COLUMNS": "200"})
+
+
+def test_a_dry_run_lists_and_writes_nothing(tmp_path: Path) -> None:
+    table = tmp_path / "t.json"
+    result = run("--dry-run", "--table", str(table), *SMALL)
+    assert result.exit_code == 0, result.output
+    assert "decode-small: to be measured" in result.output
+    assert "mixed-small: to be measured" in result.output
+    assert f"table {table}" in result.output
+    assert not table.exists()
+
+
+def test_one_process_tunes_and_the_next_uses_it_and_tunes_nothing(tmp_path: Path) -> None:
+    table = tmp_path / "t.json"
+    environment = {**os.environ, "CHUNKATTN_TUNING": str(table), "PYTHONPATH": str(Path(chunkattn.__file__).parents[1])}
+
+    def process(*arguments: str) -> str:
+        command = [sys.executable, "-m", "chunkattn.cli", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tempfile.gettempdir())
+        assert done.returncode == 0, done.stderr + done.stdout
+        return done.stdout
+
+    first = json.loads(process("tune", "kernels", "--json", *SMALL))
+    assert first["table"] == str(table)
+    assert [row["key"]["mix_class"] for row in first["keys"]] == ["decode-small", "mixed-small"]
+    assert all(row["values"] is not None and row["gain"] >= 1 for row in first["keys"])
+    content = table.read_bytes()
+    second = json.loads(process("tune", "kernels", "--json", *SMALL))
+    assert [row["state"] for row in second["keys"]] == ["tuned before"] * 2
+    assert [row["values"] for row in second["keys"]] == [row["values"] for row in first["keys"]]
+    assert table.read_bytes() == content
+    shown = process("info", "--q-heads", "4", "--kv-heads", "2", "--head-dim", "16")
+    assert shown.count(", tuned: nothing was faster") + shown.count("; tuned: ") >= 1
+    assert str(table) in shown.replace("\n", "")
+    assert "2 of cpu on" in shown
+
+
+def planned_outcomes(monkeypatch: pytest.MonkeyPatch, *, stop_after: int) -> list[str]:
+    """Replaces measuring by a verdict; records whose turn it was."""
+    seen: list[str] = []
+
+    def tune(job: Any, **options: Any) -> Outcome:
+        if len(seen) == stop_after:
+            raise KeyboardInterrupt
+        seen.append(job.key.mix_class)
+        return Outcome(job, Verdict(0, 1.0, 0.01, "nothing was faster"), TuningEntry(job.settings[0], 1.0, 0.01, 5.0))
+
+    monkeypatch.setattr(tune_kernels, "tune", tune)
+    return seen
+
+
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = str(tmp_path / "t.json")
+    first = planned_outcomes(monkeypatch, stop_after=1)
+    assert run("--table", table, *SMALL).exit_code == 1
+    assert first == ["decode-small"]
+    assert len(TuningTable(Path(table))) == 1
+    second = planned_outcomes(monkeypatch, stop_after=9)
+    result = run("--table", table, *SMALL)
+    assert result.exit_code == 0
+    assert second == ["mixed-small"]
+    assert "2 keys, 1 tuned before" in result.output
+    third = planned_outcomes(monkeypatch, stop_after=9)
+    assert run("--table", table, "--again", *SMALL).exit_code == 0
+    assert third == first + second
+
+
+def test_what_does_not_fit_in_the_time_is_left_for_the_next_run(tmp_path: Path) -> None:
+    result = run("--table", str(tmp_path / "t.json"), "--budget-seconds", "0.5", *SMALL)
+    assert result.exit_code == 2
+    assert "run the command again" in result.output
+
+
+def test_a_folder_that_cannot_be_written_costs_the_entries_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    planned_outcomes(monkeypatch, stop_after=9)
+    with pytest.warns(UserWarning, match="was not written"):
+        result = run("--table", str(tmp_path / "file" / "t.json"), *SMALL)
+    assert result.exit_code == 0
+    assert result.output.count("the default stays") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("no-such-model",), "expected one of llama-3-8b"),
+        (("--q-heads", "3", "--kv-heads", "2"), "--q-heads: expected a multiple of --kv-heads (2), got 3"),
+        (("--mix", "4"), "--mix: expected COUNTxTOKENS+HISTORY"),
+        (("--budget-seconds", "0"), "Invalid value for '--budget-seconds'"),
+        (("--device", "cuda", "--backend", "cuda"), "cuda"),
+    ],
+)
+def test_refusals(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    result = run("--table", str(tmp_path / "t.json"), *arguments)
+    assert result.exit_code != 0
+    assert message in result.output
+    assert "Traceback" not in result.output
+
+
+def test_info_tells_default_shipped_and_tuned_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(BenchCase("tune", "", (), Heads(4, 2, 16, 16)), "cpu")
+    shipped, tuned = tmp_path / "shipped.json", tmp_path / "tuned.json"
+    better = TuningEntry({**next(iter(cpu.settings_space(spec))), "items_per_worker": 2}, 1.25, 0.01, 86400.0)
+    TuningTable(shipped).save({cpu.tuning_key(spec, mix): better for mix in ("decode-small", "mixed-small")})
+    same = TuningEntry(next(iter(cpu.settings_space(spec))), 1.0, 0.02, 86400.0)
+    other = cpu.tuning_key(spec, "mixed-small")._replace(library="0.0.1")
+    TuningTable(tuned).save({cpu.tuning_key(spec, "mixed-small"): same, other: better})
+    monkeypatch.setattr(measured, "SHIPPED", shipped)
+    monkeypatch.setattr(measured, "user_table", lambda: tuned)
+    measured.in_force.cache_clear()
+    try:
+        arguments = ["info", "--q-heads", "4", "--kv-heads", "2", "--head-dim", "16"]
+        output = CliRunner().invoke(cli, arguments, env={"COLUMNS": "200"}).output
+    finally:
+        monkeypatch.undo()
+        measured.in_force.cache_clear()
+    assert "decode-small   items_per_worker 2; shipped: 25.0% faster than the default on 1970-01-02" in output
+    assert "mixed-small    default, tuned: nothing was faster on 1970-01-02 (spread 2.0%)" in output
+    assert "prefill-small  default: never measured here" in output
+    assert f"shipped  {shipped}: 2 entries" in output
+    assert f"tuned    {tuned}: 2 entries" in output
+    assert "of version 0.0.1: not used" in output
