@@ -16,17 +16,31 @@ body{font:16px/1.5 system-ui,sans-serif;color:#1c2733;max-width:1100px;margin:2r
 h1{font-size:1.6rem;margin:0}h2{font-size:1.15rem;margin:2rem 0 .5rem}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}
 td,th{padding:.25rem .7rem;text-align:right;border-bottom:1px solid #e3e8ee;white-space:nowrap}
-td:first-child,th:first-child{text-align:left}td.wide{white-space:normal;text-align:left}
+td:first-child,th:first-child{text-align:left}td.wide{white-space:normal;text-align:left}td.what{text-align:left;color:#5b6b7b}
 img{max-width:100%}code{background:#f1f4f7;padding:.1rem .3rem;border-radius:3px;overflow-wrap:anywhere}
 .note{color:#5b6b7b;font-size:.9rem}.best{font-weight:700}
 @media(prefers-color-scheme:dark){body{background:#12181f;color:#dbe3ea}td,th{border-color:#2c3845}
 code{background:#1f2933}img{background:#fff;border-radius:4px}.note{color:#93a3b3}}
 """
 _CAPTIONS = {
-    "steps": "Who ran when. Blue is prompt, green is decode, grey is waiting, red is the longest wait for a token.",
-    "latency": "How long users waited for the first token, and between tokens. Further left is better.",
-    "tradeoff": "Throughput against latency. Further right and lower is better.",
-    "memory": "Pages of the KV cache in use over time, and the most memory that a step's activations took.",
+    "steps": (
+        "Who ran when",
+        "A row a request, the first 30. Blue is its prompt, green its answer; a long prompt that runs whole beside an "
+        "answer stretches that answer's next token. Red is the longest wait between two tokens of the requests shown.",
+    ),
+    "latency": (
+        "How many waited how long",
+        "For the first token, and between two tokens; the unlucky ones are at the bottom. Further left is better.",
+    ),
+    "tradeoff": (
+        "Throughput against latency",
+        "Further right and lower is better. While a worker keeps up, throughput is what the arrivals ask for: settings "
+        "part to the right only where it does not.",
+    ),
+    "memory": (
+        "Memory",
+        "Pages of the KV cache in use over time, and the most memory that a step took beside weights and cache.",
+    ),
 }
 
 
@@ -43,7 +57,10 @@ def html_report(outcomes: Sequence[Outcome], facts: Mapping[str, Any], pictures:
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
         f"<title>chunkattn serve-sim</title><style>{_STYLE}</style>",
         f"<h1>{escape(str(facts.get('trace', 'a trace')))} under {_count(outcomes)} settings</h1>",
-        f"<p class=note>{escape('; '.join(notes))}.</p>",
+        f"<p>{escape(_what_ran(outcomes, facts))}</p>",
+        f"<p class=note>Steps: {escape('; '.join(notes))}.</p>",
+        "<h2>The settings</h2>",
+        _settings(outcomes),
         "<h2>In words</h2><ul>",
         *(f"<li>{escape(line)}</li>" for line in findings(outcomes)),
         "</ul>",
@@ -52,15 +69,23 @@ def html_report(outcomes: Sequence[Outcome], facts: Mapping[str, Any], pictures:
     ]
     for name, picture in pictures.items():
         data = base64.b64encode(picture).decode("ascii")
-        caption = escape(_CAPTIONS.get(name, name))
-        parts.append(f"<h2>{caption}</h2><img alt='{caption}' src='data:image/png;base64,{data}'>")
-    parts += ["<h2>The settings</h2>", _settings(outcomes), "<h2>How it was made</h2><table>"]
+        title, caption = map(escape, _CAPTIONS[name])
+        parts.append(f"<h2>{title}</h2><p>{caption}</p><img alt='{title}' src='data:image/png;base64,{data}'>")
+    parts += ["<h2>How it was made</h2><table>"]
     parts += [
         f"<tr><td>{escape(str(name))}</td><td class=wide><code>{escape(str(value))}</code></td></tr>"
         for name, value in facts.items()
     ]
     parts.append("</table></html>")
     return "\n".join(parts) + "\n"
+
+
+def _what_ran(outcomes: Sequence[Outcome], facts: Mapping[str, Any]) -> str:
+    """The load in a sentence."""
+    rates = ", ".join(f"{rate:.3g}" for rate in dict.fromkeys(outcome.rate for outcome in outcomes))
+    tokens = " and ".join(f"{facts.get(f'{kind} tokens', 0):,} {kind} tokens" for kind in ("prompt", "output"))
+    load = f"{facts.get('requests', 0):,} requests with {tokens} in all, {rates} a second"
+    return f"{load}, of {facts.get('model', 'a model')}. Every setting gets the same requests at the same times."
 
 
 def _count(outcomes: Sequence[Outcome]) -> int:
@@ -84,7 +109,7 @@ def _table(outcomes: Sequence[Outcome]) -> str:
             f"<td{' class=best' if value == best else ''}>{escape(text_of(value, column.unit))}</td>"
             for value in values
         ]
-        rows.append("</tr>")
+        rows.append(f"<td class=what>{escape(column.meaning)}</td></tr>")
     rows.append("<tr><td>steps</td>" + "".join(f"<td>{escape(outcome.executor)}</td>" for outcome in outcomes))
     rows.append("</tr><tr><td>refused</td>" + "".join(f"<td>{outcome.num_refused}</td>" for outcome in outcomes))
     rows.append("</tr></table>")

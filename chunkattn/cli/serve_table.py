@@ -21,31 +21,33 @@ class Column:
         key: of the summary.
         unit: "ms", "share", "rate", "count", "bytes".
         better: "less", "more" or "" where neither is.
+        meaning: for who does not know the short name.
     """
 
     title: str
     key: str
     unit: str
-    better: str = ""
+    better: str
+    meaning: str
 
 
 COLUMNS = (
-    Column("TTFT p50", "median_ttft_ms", "ms", "less"),
-    Column("TTFT p99", "p99_ttft_ms", "ms", "less"),
-    Column("TPOT p50", "median_tpot_ms", "ms", "less"),
-    Column("ITL p99", "p99_itl_ms", "ms", "less"),
-    Column("ITL max", "max_itl_ms", "ms", "less"),
-    Column("E2E p50", "median_e2el_ms", "ms", "less"),
-    Column("req/s", "request_throughput", "rate", "more"),
-    Column("tok/s", "output_throughput", "rate", "more"),
-    Column("in SLO", "slo_attainment", "share", "more"),
-    Column("capacity, req/s", "slo_capacity", "rate", "more"),
-    Column("busy", "busy_share", "share"),
-    Column("KV peak", "peak_kv_usage", "share"),
-    Column("act. peak", "peak_activation_bytes", "bytes", "less"),
-    Column("hits", "prefix_cache_hit_rate", "share", "more"),
-    Column("preempt.", "num_preemptions", "count", "less"),
-    Column("workers", "num_workers", "count"),
+    Column("TTFT p50", "median_ttft_ms", "ms", "less", "time to first token, from the request's arrival: median"),
+    Column("TTFT p99", "p99_ttft_ms", "ms", "less", "its 99th percentile"),
+    Column("TPOT p50", "median_tpot_ms", "ms", "less", "time per output token after the first, of an answer: median"),
+    Column("ITL p99", "p99_itl_ms", "ms", "less", "wait between two tokens of an answer: 99th percentile"),
+    Column("ITL max", "max_itl_ms", "ms", "less", "the longest such wait"),
+    Column("E2E p50", "median_e2el_ms", "ms", "less", "from the request's arrival to its last token: median"),
+    Column("req/s", "request_throughput", "rate", "more", "requests finished a second"),
+    Column("tok/s", "output_throughput", "rate", "more", "output tokens a second"),
+    Column("in SLO", "slo_attainment", "share", "more", "answers within all objectives"),
+    Column("capacity, req/s", "slo_capacity", "rate", "more", "highest rate with 90 % of the answers within them"),
+    Column("busy", "busy_share", "share", "", "share of the time in which a step ran"),
+    Column("KV peak", "peak_kv_usage", "share", "", "most of a worker's cache pages in use at once"),
+    Column("act. peak", "peak_activation_bytes", "bytes", "less", "most memory of a step beside weights and cache"),
+    Column("hits", "prefix_cache_hit_rate", "share", "more", "prompt tokens found in the prefix cache"),
+    Column("preempt.", "num_preemptions", "count", "less", "times a request lost its pages and began again"),
+    Column("workers", "num_workers", "count", "", "machines"),
 )
 
 

@@ -20,6 +20,7 @@ class StepRecord:
         tokens: the (request, token) pairs it gave.
         host_seconds: what `schedule` and `update` took, in real time.
         metadata_seconds: what building the step's tensors took.
+        pages_in_use: pages that requests held while it ran.
     """
 
     batch: ScheduledBatch
@@ -28,6 +29,7 @@ class StepRecord:
     tokens: tuple[tuple[Request, int], ...]
     host_seconds: float = 0.0
     metadata_seconds: float = 0.0
+    pages_in_use: int = 0
 
 
 class Engine:
@@ -81,12 +83,13 @@ class Engine:
         start, began = self._clock(), time.perf_counter()
         batch = self.scheduler.schedule()
         scheduled = time.perf_counter()
+        pages = self.scheduler.pool.num_pages - len(self.scheduler.pool)
         sampled = self.executor(batch) if batch.chunks else {}
         executed = time.perf_counter()
         tokens = self.scheduler.update(batch, sampled)
         host = time.perf_counter() - executed + scheduled - began
         metadata: float = getattr(self.executor, "metadata_seconds", 0.0)  # a simulator builds none
-        record = StepRecord(batch, start, self._clock(), tuple(tokens), host, metadata)
+        record = StepRecord(batch, start, self._clock(), tuple(tokens), host, metadata, pages)
         self._record(record)
         return record
 

@@ -127,8 +127,7 @@ class Recorder:
         self.host_seconds.append(step.host_seconds)
         self.metadata_seconds.append(step.metadata_seconds)
         self.num_chunks.append(len(batch.chunks))
-        pool = self.scheduler.pool
-        self.pages_in_use.append(pool.num_pages - len(pool))
+        self.pages_in_use.append(step.pages_in_use)
         self.num_preemptions += len(batch.preempted)
 
     def _keep_if_largest(self, work: StepWork, batch: ScheduledBatch) -> None:

@@ -114,7 +114,9 @@ def parse_setting(text: str) -> Setting:
     preset = PRESETS.get(ALIASES.get(name, name))
     if preset is None:
         raise ValueError(f"setting: expected one of {', '.join([*PRESETS, *ALIASES])}, got {name!r}")
-    options = dict(preset.options)
+    options, rule = dict(preset.options), preset.rule
+    if changes:
+        rule += f"; here with {', '.join(change if '=' in change else f'token_budget={change}' for change in changes)}"
     for change in changes:
         option, separator, value = change.rpartition("=")
         option = option if separator else "token_budget"
@@ -123,7 +125,7 @@ def parse_setting(text: str) -> Setting:
                 f"setting: expected an option of {', '.join(sorted(_OPTIONS))} in {text!r}, got {option!r}"
             )
         options[option] = _value(option, value, text)
-    setting = Setting(text, preset.rule, preset.source, options, preset.disaggregated)
+    setting = Setting(text, rule, preset.source, options, preset.disaggregated)
     budget = setting.token_budget
     if budget is not None and budget < 1:
         raise ValueError(f"setting: expected a budget of at least 1 token a step in {text!r}, got {budget}")

@@ -31,6 +31,8 @@ def test_changes(text: str, options: dict[str, object]) -> None:
     setting = parse_setting(text)
     assert setting.name == text
     assert {name: setting.options[name] for name in options} == options
+    for name, value in options.items():  # the rule says what is not the preset's
+        assert f"{name}={'whole' if value is None else str(value).replace('T', 't')}" in setting.rule
 
 
 @pytest.mark.parametrize(
