@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,11 +21,22 @@ from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs, plan_
 from chunkattn.backends.base import Support
 from chunkattn.backends.device import Gpu, gpu
 from chunkattn.backends.triton import config
+from chunkattn.backends.triton.settings import (
+    kernel_of,
+    mix_class,
+    planned,
+    settings_space,
+    tuning_key,
+    with_settings,
+)
 from chunkattn.env import SETTINGS
 from chunkattn.planning.work import make_plan, max_partial_rows, plan_words
 from chunkattn.types import AttentionSpec
 
-__all__ = ["plan_words"]
+if TYPE_CHECKING:
+    from chunkattn.backends.triton.figures import Figures
+
+__all__ = ["kernel_of", "mix_class", "plan_words", "planned", "settings_space", "tuning_key", "with_settings"]
 
 _OLDEST = (3, 6)
 _OLDEST_ARCH = 80
@@ -67,7 +79,8 @@ def _gpu(device: torch.device | str) -> Gpu:
 
 def describe(spec: AttentionSpec) -> str:
     device = _gpu(spec.device)
-    chosen = config.choose(spec.head_dim, spec.head_dim_v, spec.dtype, spec.invariant, device)
+    group = spec.num_q_heads // spec.num_kv_heads
+    chosen = config.choose(spec.head_dim, spec.head_dim_v, spec.dtype, spec.invariant, device, group, spec.page_size)
     return (
         f"sm_{device.arch}, tiles of {chosen.block_m_decode} and {chosen.block_m} rows x {chosen.block_n} keys, "
         f"{chosen.num_warps} warps, {chosen.num_stages} stages"
@@ -87,6 +100,7 @@ def workspace_bytes(spec: AttentionSpec, max_tokens: int, max_seq_len: int, num_
         spec.head_dim,
         spec.head_dim_v,
         spec.dtype,
+        page_size=spec.page_size,
         invariant=spec.invariant,
         num_splits=num_splits,
     )
@@ -176,6 +190,13 @@ def repeat_attention(a: AttentionArgs) -> bool:
 
 def repeat_append_kv(a: AppendArgs) -> bool:
     return False
+
+
+def compiled(a: AttentionArgs, device: Gpu) -> Figures:
+    """The kernel of a call, compiled for a GPU that need not be there."""
+    from chunkattn.backends.triton.figures import compile_attention
+
+    return compile_attention(a, device)
 
 
 def append_kv(a: AppendArgs) -> None:

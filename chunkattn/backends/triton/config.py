@@ -36,6 +36,8 @@ class KernelConfig:
         block_n: keys of a tile of either class.
         num_warps, num_stages: as Triton has them; stages are K/V tiles in flight.
         ctas_per_sm: programs a multiprocessor holds at once.
+        items_per_worker: most items that a program's share of a class is cut into.
+        split_cost: keys' worth of starting an item and joining its state.
     """
 
     block_m: int
@@ -44,6 +46,12 @@ class KernelConfig:
     num_warps: int
     num_stages: int
     ctas_per_sm: int
+    items_per_worker: int = ITEMS_PER_WORKER
+    split_cost: int = SPLIT_COST
+
+
+forced: KernelConfig | None = None
+"""Set while configurations are measured; every call but invariant ones then takes it."""
 
 
 def padded(head_dim: int) -> int:
@@ -78,12 +86,31 @@ def configs(head_dim: int, head_dim_v: int, element_bytes: int, device: Gpu) -> 
                 yield KernelConfig(block_m, DECODE_ROWS, block_n, num_warps, num_stages, fits)
 
 
+def choose(
+    head_dim: int,
+    head_dim_v: int,
+    dtype: torch.dtype,
+    invariant: bool,
+    device: Gpu,
+    group: int = 1,
+    page_size: int = 16,
+) -> KernelConfig:
+    """The configuration of a problem: a measured one, or the preferred one."""
+    if forced is not None and not invariant:
+        return forced
+    return _chosen(head_dim, head_dim_v, dtype, invariant, device, group, page_size)
+
+
 @functools.cache
-def choose(head_dim: int, head_dim_v: int, dtype: torch.dtype, invariant: bool, device: Gpu) -> KernelConfig:
-    """The configuration of a problem."""
+def _chosen(
+    head_dim: int, head_dim_v: int, dtype: torch.dtype, invariant: bool, device: Gpu, group: int, page_size: int
+) -> KernelConfig:
     first = next(configs(head_dim, head_dim_v, dtype.itemsize, device))
     if not invariant:
-        return first
+        from chunkattn.backends.triton import settings
+
+        key = settings.key_of(head_dim, head_dim_v, dtype, group, page_size, device)
+        return settings.measured_config(key, device) or first
     # One tile shape for all: tensor cores may add up in another order in tiles of other shapes.
     return KernelConfig(
         first.block_m, first.block_m, first.block_n, first.num_warps, first.num_stages, first.ctas_per_sm
@@ -108,13 +135,15 @@ def work_spec_of(
     head_dim_v: int,
     dtype: torch.dtype,
     *,
+    page_size: int = 16,
     causal: bool = True,
     window: tuple[int, int] = (-1, -1),
     invariant: bool = False,
     num_splits: int = 0,
 ) -> WorkSpec:
     """What a plan depends on besides the lengths, from single facts."""
-    config = choose(head_dim, head_dim_v, dtype, invariant, device)
+    group = num_q_heads // num_kv_heads
+    config = choose(head_dim, head_dim_v, dtype, invariant, device, group, page_size)
     return WorkSpec(
         num_q_heads,
         num_kv_heads,
@@ -123,7 +152,7 @@ def work_spec_of(
         invariant,
         num_splits,
         num_workers=device.num_sms * config.ctas_per_sm,
-        items_per_worker=ITEMS_PER_WORKER,
+        items_per_worker=config.items_per_worker,
         tile_rows=config.block_m,
         decode_rows=DECODE_ROWS,
         decode_heads=1,
@@ -132,7 +161,7 @@ def work_spec_of(
         invariant_split=INVARIANT_SPLIT,
         # Bytes of a key against the arithmetic of a key of a prefill tile, at BALANCE operations a byte.
         decode_cost=256 * BALANCE * dtype.itemsize // (2 * config.block_m),
-        split_cost=SPLIT_COST,
+        split_cost=config.split_cost,
     )
 
 
@@ -147,6 +176,7 @@ def work_spec(facts: PlanArgs, device: Gpu | None = None) -> WorkSpec:
         facts.head_dim,
         facts.head_dim_v,
         facts.dtype,
+        page_size=facts.page_size,
         causal=facts.causal,
         window=(facts.window_left, facts.window_right),
         invariant=facts.invariant,

@@ -47,7 +47,8 @@ def launches(
         capacity: rows of partial states that fit.
         device: the GPU to launch for.
     """
-    config = choose(a.q.shape[2], a.v_cache.shape[3], a.q.dtype, a.invariant, device)
+    group_size, page_size = a.q.shape[1] // a.k_cache.shape[2], a.k_cache.shape[1]
+    config = choose(a.q.shape[2], a.v_cache.shape[3], a.q.dtype, a.invariant, device, group_size, page_size)
     config = for_storage(config, a.k_cache.dtype in _STORAGE, device)
     work = work_spec(plan_args(a, words), device)
     spec = _spec(a, config, work)
