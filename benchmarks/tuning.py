@@ -1,11 +1,12 @@
 """What `chunkattn tune kernels` is worth on the CPU backend, and whether noise can fool it.
 
-    python benchmarks/tuning.py noisy --runs 4 --output F    # beside a busy process: is anything slower ever accepted?
+    python benchmarks/tuning.py noisy --output F             # 20 runs beside a busy process
+    python benchmarks/tuning.py judge --output F             # on a quiet machine: is anything they accepted slower?
     python benchmarks/tuning.py planted --output F           # a default that is planted badly
     python benchmarks/tuning.py held-out --output F          # tuned settings on batches that the tuner never saw
 
-Results of several calls are gathered in one file. Accepted settings are judged afterwards, without the busy process, in
-interleaved pairs against the default: `slower` counts those that lose by more than the spread of the pairs.
+Results of several calls are gathered in one file. Settings are judged in interleaved pairs against the default:
+`slower` counts those that lose on some batch by more than the spread of two takes of the default, at least 2 %.
 """
 
 from __future__ import annotations
@@ -76,24 +77,25 @@ def compare(module: Any, members: Sequence[BenchCase], values: Mapping[str, int]
     return {"default_by_tuned": ratios, "spread": median(noise)}
 
 
-def noisy(module: Any, runs: int, seed: int, seconds: float) -> list[dict[str, Any]]:
-    """Tunes beside a busy process; the class of batches and the order change from run to run."""
+def noisy(module: Any, number: int, seconds: float) -> dict[str, Any]:
+    """One tuner run beside a busy process; the class of batches and the order change from run to run."""
     found = list(jobs(module, cases(MIXES), "cpu"))
-    results = []
+    job = found[number % len(found)]
     with busy(1):
-        outcomes = [
-            (number, tune(found[number % len(found)], device="cpu", deadline=time.monotonic() + seconds, seed=number))
-            for number in range(seed, seed + runs)
-        ]
-    for number, outcome in outcomes:
-        row = described(outcome.job, number)
-        row |= {"winner": outcome.verdict.winner, "reason": outcome.verdict.reason, "claimed": outcome.verdict.gain}
-        if outcome.verdict.winner:
-            assert outcome.entry is not None
-            row["values"] = dict(outcome.entry.values)
-            row |= compare(module, outcome.job.cases, outcome.entry.values)
-        results.append(row)
-    return results
+        outcome = tune(job, device="cpu", deadline=time.monotonic() + seconds, seed=number, window=0.01)
+    verdict = outcome.verdict
+    row = described(job, number) | {"winner": verdict.winner, "complete": verdict.complete, "reason": verdict.reason}
+    if verdict.winner:
+        row |= {"values": dict(job.settings[verdict.winner]), "claimed": verdict.gain, "spread_then": verdict.spread}
+    return row
+
+
+def judge(module: Any, rows: Sequence[dict[str, Any]], most: int) -> None:
+    """Compares what noisy runs accepted with the default, on a machine that is quiet now."""
+    waiting = [row for row in rows if row["winner"] and "default_by_tuned" not in row]
+    found = {job.key.mix_class: job for job in jobs(module, cases(MIXES), "cpu")}
+    for row in waiting[:most]:
+        row |= compare(module, found[row["mix_class"]].cases, row["values"])
 
 
 def described(job: Job, number: int) -> dict[str, Any]:
@@ -116,7 +118,7 @@ class Planted:
         yield from (values for values in space if values != bad)
 
 
-def planted(module: Any, seconds: float) -> list[dict[str, Any]]:
+def planted(module: Any, seconds: float, classes: str) -> list[dict[str, Any]]:
     """Bad defaults: one thread; tiles that are far too small or too large; splits that are far too short."""
     results = []
     for mix, bad in (
@@ -125,6 +127,8 @@ def planted(module: Any, seconds: float) -> list[dict[str, Any]]:
         ("prefill-large", {"tile_kib": 16, "tile_share": 256}),
         ("decode-large", {"items_per_worker": 64, "min_split": 128}),
     ):
+        if classes and mix not in classes.split(","):
+            continue
         job = next(job for job in jobs(Planted(module, bad), cases(MIXES), "cpu") if job.key.mix_class == mix)
         outcome = tune(job, device="cpu", deadline=time.monotonic() + seconds)
         values = dict(job.settings[outcome.verdict.winner])
@@ -157,37 +161,49 @@ def held_out(module: Any, seconds: float, classes: Sequence[str]) -> list[dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("noisy", "planted", "held-out"))
-    parser.add_argument("--runs", type=int, default=4, help="noisy: tuner runs of this call")
-    parser.add_argument("--seconds", type=float, default=6.0, help="most of one key")
-    parser.add_argument("--classes", default="", help="held-out: only these classes, separated by commas")
+    parser.add_argument("what", choices=("noisy", "judge", "planted", "held-out"))
+    parser.add_argument("--runs", type=int, default=20, help="noisy: go on until there are so many")
+    parser.add_argument("--most", type=int, default=6, help="judge: settings of this call")
+    parser.add_argument("--seconds", type=float, default=60.0, help="most of one key")
+    parser.add_argument("--classes", default="", help="planted, held-out: only these classes, separated by commas")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     module: Any = load("cpu")
     if not module.supports(spec_of(cases(MIXES)[0], "cpu")):
         parser.error("the native core is not built")
     record = json.loads(options.output.read_text()) if options.output.exists() else {"machine": machine.describe()}
-    rows = record.setdefault(options.what, [])
+    rows = record.setdefault("noisy" if options.what == "judge" else options.what, [])
     if options.what == "noisy":
-        rows += noisy(module, options.runs, len(rows), options.seconds)
+        while len(rows) < options.runs:
+            rows.append(noisy(module, len(rows), options.seconds))
+            print(rows[-1], flush=True)
+            write(record, options.output)
+    elif options.what == "judge":
+        judge(module, rows, options.most)
     elif options.what == "planted":
-        rows += planted(module, options.seconds)
+        rows += planted(module, options.seconds, options.classes)
     else:
         rows += held_out(module, options.seconds, tuple(filter(None, options.classes.split(","))))
-    record.setdefault("calls", []).append({"arguments": sys.argv[1:], "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
-    record["versions"] = machine.versions()
+    write(record, options.output)
+    for row in rows:
+        print(row)
+    print(record["summary"])
+
+
+def write(record: dict[str, Any], path: Path) -> None:
+    """The file, with what it comes to."""
     judged = [row for what in ("noisy", "held-out") for row in record.get(what, []) if "default_by_tuned" in row]
     slower = [row for row in judged if min(row["default_by_tuned"].values()) < 1 / (1 + max(0.02, row["spread"]))]
     record["summary"] = {
         "noisy_runs": len(record.get("noisy", [])),
+        "complete": sum(row["complete"] for row in record.get("noisy", [])),
         "accepted": sum(bool(row["winner"]) for row in record.get("noisy", [])),
         "judged": len(judged),
         "slower": len(slower),
     }
-    options.output.write_text(json.dumps(record, indent=1) + "\n")
-    for row in rows:
-        print(row)
-    print(record["summary"])
+    record["versions"] = machine.versions()
+    record["ended"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -93,7 +93,13 @@ def _modelled(spec: WorkSpec, words: Sequence[int], case: BenchCase) -> float:
 
 
 def tune(
-    job: Job, *, device: str, deadline: float, progress: Callable[[float], None] = lambda share: None, seed: int = 0
+    job: Job,
+    *,
+    device: str,
+    deadline: float,
+    progress: Callable[[float], None] = lambda share: None,
+    seed: int = 0,
+    window: float = 0.02,
 ) -> Outcome:
     """Measures a job's settings and chooses.
 
@@ -103,11 +109,12 @@ def tune(
         deadline: on the monotonic clock.
         progress: called with the share that is done.
         seed: of the order of measurements.
+        window: seconds of one measurement; at least one call.
 
     Raises:
         Refused: the default itself gives a wrong answer.
     """
-    trials = Trials(job.key.backend, job.module, job.cases, job.settings, device=device)
+    trials = Trials(job.key.backend, job.module, job.cases, job.settings, window, device)
     search = Search(
         trials.measure,
         len(job.settings),
