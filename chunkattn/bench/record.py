@@ -32,7 +32,8 @@ class Measured:
 
     Attributes:
         provider, label: its key and its name in tables.
-        status: "measured", "refused" (wrong or dishonest output), "unsupported", "missing" or "failed".
+        status: "measured", "refused" (wrong or dishonest output), "unsupported", "missing", "failed" or "skipped" (no
+            time left).
         reason: why it was not measured.
         samples: one a round, in round order.
         error: worst row error in row budgets.

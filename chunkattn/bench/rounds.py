@@ -5,7 +5,9 @@ A drift of the machine then hits all of them alike, and a ratio of two providers
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -118,6 +120,7 @@ def interleave(
     device: torch.device,
     progress: Callable[[int, int], None] | None = None,
     relocate: Callable[[], None] | None = None,
+    deadline: float = math.inf,
 ) -> None:
     """Gives every contender its windows.
 
@@ -128,11 +131,15 @@ def interleave(
         progress: called with (round, rounds) after each round.
         relocate: moves the inputs to other memory, between rounds. Where pages happen to lie is worth up to a tenth
             of a memory-bound call, and would else be the same for a whole run.
+        deadline: of `time.perf_counter`; no round is begun that would end after it, but the first.
     """
     for contender in contenders:
         contender.warm_up(device)
     order = random.Random(0)
+    begin = time.perf_counter()
     for number in range(effort.max_rounds):
+        if number and (time.perf_counter() - begin) * (number + 1) / number > deadline - begin:
+            break
         running = [c for c in contenders if not c.refused]
         if relocate is not None and number:
             relocate()

@@ -29,6 +29,11 @@ _MAX_BUFFER_BYTES = 2 << 30
 _ASLEEP = 0.6
 """A provider whose calling thread ran for less than this share of its time waited for something."""
 
+_ENOUGH_PEERS = 3
+"""Peers that are prepared whatever the time."""
+
+_PREPARING = 0.5
+"""Share of a case's time after which no more peers are prepared."""
 
 _MEMORY_BOUND_INTENSITY = 50
 """FLOP per byte below which inputs move between rounds."""
@@ -44,6 +49,8 @@ class Settings:
         device: "cpu" or "cuda".
         max_buffers: most input sets that calls rotate over.
         against: a folder with another build of chunkattn to measure in the same rounds.
+        limit_s: seconds for all cases together: on a machine too busy for that there are fewer rounds, and past
+            `_ENOUGH_PEERS` no more peers are prepared. The least of a case, one round, is always measured.
     """
 
     providers: tuple[str, ...] = tuple(providers.MODULES)
@@ -51,6 +58,7 @@ class Settings:
     device: str = "cpu"
     max_buffers: int = 8
     against: str | None = None
+    limit_s: float | None = None
 
 
 Progress = Callable[[str, float], None]
@@ -80,7 +88,8 @@ def run(
             if progress is not None:
                 progress(number, what, share)
 
-        record.cells.append(run_case(case, settings, progress=report))
+        left = math.inf if settings.limit_s is None else settings.limit_s - (time.perf_counter() - begin)
+        record.cells.append(run_case(case, settings, progress=report, limit_s=left / (len(cases) - number)))
         if done is not None:
             done(record.cells[-1])
         gc.collect()
@@ -117,6 +126,7 @@ def run_case(
     *,
     progress: Progress | None = None,
     extra: dict[str, Provider] | None = None,
+    limit_s: float = math.inf,
 ) -> Cell:
     """Measures one case with every provider that can do it.
 
@@ -125,7 +135,9 @@ def run_case(
         settings: with whom and how long.
         progress: see `Progress`.
         extra: providers beside the registered ones, by key.
+        limit_s: seconds for this case, see `Settings`.
     """
+    begin = time.perf_counter()
     tell: Progress = progress or (lambda what, share: None)
     counts, device = work.count(case), torch.device(settings.device)
     tell("building inputs", 0.0)
@@ -158,13 +170,17 @@ def run_case(
             key, label = (f"{name}+graph", f"{module.LABEL}, graph") if graph else (name, module.LABEL)
             entry = Measured(key, label, "measured")
             cell.providers.append(entry)
+            late = time.perf_counter() - begin > _PREPARING * limit_s
+            if late and len(contenders) > _ENOUGH_PEERS:
+                entry.status, entry.reason = "skipped", "no time left on this busy machine"
+                continue
             contender = _admit(key, module, case, steps, entry, graph=graph)
             if contender is not None:
                 contenders[key] = contender
     with contextlib.ExitStack() as opened:
         if settings.against is not None and device.type == "cpu":
             contenders[rival.NAME] = _rival(settings.against, steps, cell, opened)
-        _time(case, cell, contenders, steps, settings, tell)
+        _time(case, cell, contenders, steps, settings, tell, begin + limit_s)
     return cell
 
 
@@ -185,6 +201,7 @@ def _time(
     steps: list[Step],
     settings: Settings,
     tell: Progress,
+    deadline: float,
 ) -> None:
     """The rounds, and what they give: windows, rates, the floor."""
     counts, device = work.count(case), torch.device(settings.device)
@@ -198,6 +215,7 @@ def _time(
         device=device,
         progress=lambda at, of: tell(f"round {at} of {of}", 0.3 + 0.65 * at / of),
         relocate=(lambda: _move(steps)) if device.type == "cpu" and _streams(counts) else None,
+        deadline=deadline,
     )
     cell.clocks_mhz.append(machine.clock_mhz(device))
     for name, contender in contenders.items():

