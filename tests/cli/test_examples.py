@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 300  # no wait here is long, unless the machine stands still
@@ -84,6 +86,24 @@ def run_example(script: str | Path, *arguments: str, **environment: str) -> subp
         text=True,
         timeout=SECONDS,
     )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "local_rank", "local_size", "gloo", "expected"),
+    [
+        (0, 1, 2, False, "cpu cpu"),
+        (1, 1, 2, False, "cuda:0 cpu"),  # NCCL takes no two processes on one GPU
+        (2, 1, 2, False, "cuda:1 cuda:1"),
+        (2, 1, 2, True, "cuda:1 cpu"),
+        (1, 0, 1, False, "cuda:0 cuda:0"),  # two machines
+    ],
+)
+def test_disaggregated_sends_from_gpu_to_gpu_where_each_process_has_one(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, local_rank: int, local_size: int, gloo: bool, expected: str
+) -> None:
+    place = runpy.run_path(str(ROOT / "examples" / "disaggregated.py"))["place"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert " ".join(map(str, place(local_rank, local_size, gloo))) == expected
 
 
 @pytest.mark.parametrize("length", [1, 9])  # of one token there is nothing left to decode
