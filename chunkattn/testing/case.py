@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import torch
 
+from chunkattn.testing.compare import row_budget
+
 Layout = Literal["nhd", "hnd", "fused", "layers", "lanes"]
 QLayout = Literal["contiguous", "fused_qkv", "head_major", "offset"]
 ScaleMode = Literal["none", "tensor", "head", "token_head"]
@@ -98,6 +100,12 @@ class AttentionCase:
     def num_tokens(self) -> int:
         """T, with padding rows."""
         return sum(self.q_lens) + self.padding
+
+    @property
+    def row_budget(self) -> float:
+        """Largest row error of the case with its random contents: normal queries and keys."""
+        scale = self.head_dim**-0.5 if self.softmax_scale is None else self.softmax_scale
+        return row_budget(self.dtype, abs(scale) * self.head_dim**0.5)
 
     def pages_of(self, request: int) -> int:
         """Pages that hold a request's keys."""

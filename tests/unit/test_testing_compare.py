@@ -16,6 +16,7 @@ from chunkattn.testing import (
     attention_oracle,
     build,
     laws,
+    row_budget,
     row_errors,
 )
 
@@ -118,6 +119,37 @@ def test_refuses_one_dropped_key_in_a_thousand(inputs, expected):
         assert_rows_close(shorter[0].to(torch.bfloat16), full.expected()[0])
     with pytest.raises(AssertionError):
         assert_lse_close(shorter[1].float(), full.expected()[1])
+
+
+PLANTED = {
+    "one key skipped": lambda scores: scores[..., 1:],
+    "an exponential good to 2^-18": lambda scores: scores + 2.0**-18 * torch.sin(97.0 * scores),
+    "a score in bfloat16": lambda scores: scores.bfloat16().double(),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_refuses_faults_of_float32_kernels(fault):
+    """2048 keys, D 128, default scale: what a correct kernel does passes with a margin of two, these do not."""
+    source = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(n, 128, generator=source, dtype=torch.float64) for n in (16, 2048, 2048))
+    scores = q @ k.T * 128**-0.5
+    expected = torch.softmax(scores, -1) @ v
+    correct = torch.softmax((q.float() @ k.float().T * 128**-0.5), -1) @ v.float()
+    budget = row_budget(torch.float32, score_deviation=1.0)
+    assert_rows_close(correct, expected, budget=budget / 2)
+    wrong = PLANTED[fault](scores)
+    faulty = torch.softmax(wrong, -1) @ v[v.shape[0] - wrong.shape[-1] :]
+    with pytest.raises(AssertionError, match="rows exceed the row error"):
+        assert_rows_close(faulty.float(), expected, budget=budget)
+
+
+def test_the_float32_budget_follows_the_scores():
+    half = torch.finfo(torch.float32).eps / 2
+    assert row_budget(torch.float32, 0.1) == row_budget(torch.float32, 1.0) == 48 * half
+    assert row_budget(torch.float32, 2.0) == 96 * half
+    assert row_budget(torch.float32, 5.0) == row_budget(torch.float32) == 128 * half
+    assert row_budget(torch.bfloat16, 5.0) == torch.finfo(torch.bfloat16).eps / 2
 
 
 def test_refuses_nan_where_the_oracle_has_none_whatever_the_budget(expected):
