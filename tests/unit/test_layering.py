@@ -94,7 +94,8 @@ ABOVE = {
     "chunkattn.scheduler": ("serving", "simulation", "models", "cli", "testing"),
     "chunkattn.serving": ("simulation", "cli", "testing"),
     "chunkattn.simulation": ("tuning", "cli", "testing"),
-    "chunkattn.tuning": ("cli", "testing"),
+    "chunkattn.tuning": ("cli",),  # tuning measures, so like bench it builds inputs and checks answers ...
+    "chunkattn.tuning.table": ("bench", "cli", "testing"),  # ... which serving from its tables needs neither of
     "chunkattn.models": ("cli", "testing", "backends", "ops"),
     "chunkattn.backends": ("api", "ops", "scheduler", "models", "cli", "testing"),
 }
@@ -181,6 +182,10 @@ def test_testing_comes_when_asked_for():
     code = """
 import sys, chunkattn
 before = 'chunkattn.testing' in sys.modules
-print(before, chunkattn.testing.row_budget.__module__, hasattr(chunkattn, 'nothing'))
+batch = chunkattn.Batch.from_lists([1], [1], [[0]])
+kv = chunkattn.PagedKV.allocate(1, 16, 1, 16, dtype=__import__('torch').float32)
+chunkattn.attention(kv.k_cache[0, :1], kv.k_cache, kv.v_cache, batch.block_table, batch.cu_seqlens_q, batch.seq_lens)
+served = 'chunkattn.testing' in sys.modules
+print(before, served, chunkattn.testing.row_budget.__module__, hasattr(chunkattn, 'nothing'))
 """
-    assert run(code).split() == ["False", "chunkattn.testing.compare", "False"]
+    assert run(code).split() == ["False", "False", "chunkattn.testing.compare", "False"]
