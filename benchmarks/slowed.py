@@ -5,7 +5,8 @@
     python benchmarks/slowed.py turns DIR --runs 20              # the same with `run --against`: builds taking turns
 
 A pair whose second run is the same build must not be called slower; one whose second run is slowed must be, in every
-case. Both may be repeated: runs are added to those in the folder. The slowed provider computes a tenth of its batch
+case, unless the verdict is that nothing can be said ("unclear": measure again). Both may be repeated: runs are added to
+those in the folder. The slowed provider computes a tenth of its batch
 twice, on pages of its own, so that the second time is no cheaper than the first.
 """
 
@@ -113,8 +114,11 @@ def judge(folder: Path) -> dict[str, Any]:
 def _count(name: str, key: str, changes: list[compare.Change]) -> dict[str, Any]:
     own = [change for change in changes if change.key == key]
     right = [(change.verdict == "slower") == (name == "slowed") for change in own]
+    unclear = sum(change.verdict == "unclear" for change in own)
     return {
         "right": sum(right),
+        "unclear": unclear,
+        "wrong": len(own) - sum(right) - (unclear if name == "slowed" else 0),
         "of": len(right),
         "verdicts": [change.verdict for change in own],
         "change_percent": [round(100 * change.change, 1) for change in own],
@@ -152,9 +156,9 @@ def _report(folder: Path, output: Path | None) -> int:
     wrong = 0
     for name, cases in found.items():
         for key, count in cases.items():
-            wrong += count["of"] - count["right"]
+            wrong += count["wrong"]
             shifts = " ".join(f"{change:+.1f}" for change in count["change_percent"])
-            print(f"{name}, {key}: {count['right']} of {count['of']} right\n  {shifts} %")
+            print(f"{name}, {key}: {count['right']} of {count['of']} right, {count['unclear']} unclear\n  {shifts} %")
     if output is not None:
         date = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         facts = {"command": " ".join(["python", *sys.argv]), "date": date, "machine": machine.describe()}

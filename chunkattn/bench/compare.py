@@ -23,6 +23,7 @@ SMALLEST = 0.05
 
 _TOO_NOISY = 0.10
 _FEWEST_QUIET = 2
+_MOST_DRIFT = 0.10  # of CPU time, that can be taken off well enough to see a tenth
 
 _Pair = tuple[Measured | None, Measured | None]
 
@@ -38,7 +39,8 @@ class Change:
         drift: how much slower the references became, as a factor.
         change: after / before / drift - 1.
         noise: half-width within which a change means nothing.
-        verdict: "slower", "faster", "same" or "unclear" (the noise hides a tenth, or hardly a window was quiet).
+        verdict: "slower", "faster", "same" or "unclear": the noise hides a tenth, hardly a window was quiet, or the
+            machine itself drifted by more than a tenth. Measure again then.
     """
 
     key: str
@@ -88,7 +90,8 @@ def _change(old: Cell, new: Cell, earlier: Measured, later: Measured) -> Change:
     errors = (_standard_error(one.samples, cpu=cpu) for one in (earlier, later))
     noise = math.hypot(*(3.0 * error for error in errors), drift_noise)
     limit = max(SMALLEST, noise)
-    if not cpu and min(_quiet(earlier), _quiet(later)) < _FEWEST_QUIET:
+    undecided = abs(math.log(drift)) > _MOST_DRIFT if cpu else min(_quiet(earlier), _quiet(later)) < _FEWEST_QUIET
+    if undecided:
         verdict = "unclear"
     elif change > limit:
         verdict = "slower"

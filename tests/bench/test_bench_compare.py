@@ -107,6 +107,18 @@ def test_one_thread_is_judged_by_its_cpu_time() -> None:
     assert slower.change == pytest.approx(0.10, abs=0.02)
 
 
+def test_a_run_on_a_machine_in_trouble_is_not_judged() -> None:
+    """Where everything cost a fifth more, what is left after that is taken off decides nothing."""
+    before, after = one_thread(clean(1.1), 2.0), one_thread(clean(), 2.0)
+    for one in [*before.cells[0].providers, *before.cells[0].limits.values()]:
+        for sample in one.samples:
+            assert sample.cpu_s is not None
+            sample.cpu_s *= 1.2
+    (change,) = compare.compare(before, after)
+    assert change.drift == pytest.approx(1 / 1.2, abs=0.03)
+    assert change.verdict == "unclear"
+
+
 def test_several_threads_on_a_busy_machine_are_not_judged() -> None:
     before, after = one_thread(clean(), 2.0), one_thread(clean(1.1), 2.0)
     before.cells[0].threads = after.cells[0].threads = 2
