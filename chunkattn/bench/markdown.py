@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chunkattn.bench import providers
+from chunkattn.bench import providers, scaling
 from chunkattn.bench.record import Cell, Record
 from chunkattn.bench.table import ours, ratio, title
 
 
 def render(record: Record) -> str:
-    """Where and with what, one row a case with every peer's time as a multiple of ours, and the calls."""
-    return "\n".join([*_origin(record), *_cases(record), *_micro(record)]) + "\n"
+    """Where and with what, one row a case with every peer's time as a multiple of ours, growth with size, calls."""
+    return "\n".join([*_origin(record), *_cases(record), *_scaling(record), *_micro(record)]) + "\n"
 
 
 def _origin(record: Record) -> Iterator[str]:
@@ -50,6 +50,15 @@ def _bound(cell: Cell) -> str:
     if cell.bound == "compute":
         return f"{cell.rates['matmul'] / 1e9:.0f} GFLOP/s mm"
     return f"{cell.rates['paged_read'] / 1e9:.1f} GB/s paged read"
+
+
+def _scaling(record: Record) -> Iterator[str]:
+    families = scaling.families(record.cells)
+    if families:
+        yield ""
+    for (family, axis), cells in families.items():
+        sizes = f"{cells[0].axes[axis]:g} to {cells[-1].axes[axis]:g}"
+        yield f"* {family} over {axis}, {sizes}. {scaling.growth(cells, axis).sentence(axis)}."
 
 
 def _micro(record: Record) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chunkattn.bench import page, scaling
+from chunkattn.bench import markdown, page, scaling
 from chunkattn.bench.record import Cell, Measured, Record, Sample
 
 
@@ -59,6 +59,8 @@ def test_families_are_cells_that_differ_in_one_size() -> None:
     assert list(scaling.families(family([0.3, 0.2, 0.1][::-1], "a"))) == [("a", "batch")]
 
 
-def test_the_page_prints_the_fit() -> None:
-    html = page.render(Record(cells=family([0.002, 0.004, 0.008])))
+def test_the_reports_print_the_fit() -> None:
+    record = Record(cells=family([0.002, 0.004, 0.008]))
+    assert "* batch over batch, 1 to 4. Ours: 0.000 ms + 2 ms a MB" in markdown.render(record)
+    html = page.render(record)
     assert "Ours: 0.000 ms + 2 ms a MB (the limit&#x27;s rate: 1); R² 1.00000, largest deviation 0.0% at batch" in html
