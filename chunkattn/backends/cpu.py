@@ -43,6 +43,8 @@ def _native() -> ModuleType | str:
         from chunkattn import _native as core
     except ImportError as error:
         return f"the native core is not built ({error}); reinstall where a C++17 compiler is"
+    if not hasattr(core, "install_settings"):
+        return "the native core was built from other sources than this package; reinstall it"
     if SETTINGS.isa is not None and SETTINGS.isa not in core.isas():
         return f"CHUNKATTN_ISA={SETTINGS.isa}: this processor has {', '.join(core.isas())}"
     core.select_isa(SETTINGS.isa or "")

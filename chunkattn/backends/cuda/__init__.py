@@ -19,6 +19,14 @@ from chunkattn.backends.cuda.backend import (
     supports,
     workspace_bytes,
 )
+from chunkattn.backends.cuda.settings import (
+    kernel_of,
+    mix_class,
+    planned,
+    settings_space,
+    tuning_key,
+    with_settings,
+)
 from chunkattn.planning.work import plan_words
 
 __all__ = [
@@ -27,14 +35,20 @@ __all__ = [
     "copy_pages",
     "describe",
     "gather_pages",
+    "kernel_of",
     "merge_states",
+    "mix_class",
     "plan",
     "plan_words",
     "plan_workspace_bytes",
+    "planned",
     "prepare",
     "repeat_append_kv",
     "repeat_attention",
     "scatter_pages",
+    "settings_space",
     "supports",
+    "tuning_key",
+    "with_settings",
     "workspace_bytes",
 ]

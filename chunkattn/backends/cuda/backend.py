@@ -18,7 +18,7 @@ from torch import Tensor
 
 from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs, plan_args
 from chunkattn.backends.base import Support
-from chunkattn.backends.cuda import libraries, select, work_spec
+from chunkattn.backends.cuda import libraries, select, settings
 from chunkattn.backends.device import Gpu, gpu
 from chunkattn.build.variants import Variant
 from chunkattn.env import SETTINGS
@@ -92,23 +92,23 @@ class _Attention(NamedTuple):
     fields: tuple[int, ...]
 
 
-@functools.lru_cache(maxsize=1024)
 def _of_problem(spec: AttentionSpec, window: tuple[int, int], num_splits: int, device: Gpu) -> _Attention:
+    return _of_choice(spec, window, num_splits, device, settings.in_force(spec, device))
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_choice(
+    spec: AttentionSpec,
+    window: tuple[int, int],
+    num_splits: int,
+    device: Gpu,
+    chosen: settings.Settings | None,
+) -> _Attention:
     variants, reason = select.candidates(spec, device)
     if reason:
         raise libraries.LibraryError(reason)
-    library = libraries.load(variants)
-    work = work_spec.of_variant(
-        library.variant,
-        device,
-        spec.num_q_heads,
-        spec.num_kv_heads,
-        spec.dtype.itemsize,
-        causal=spec.causal,
-        window=window,
-        invariant=spec.invariant,
-        num_splits=num_splits,
-    )
+    library = libraries.load(settings.of_choice(variants, chosen))
+    work = settings.work_of(library.variant, device, spec, window, num_splits, chosen)
     return _Attention(library, work, _integers(work))
 
 

@@ -24,6 +24,8 @@ def of_variant(
     window: tuple[int, int] = (-1, -1),
     invariant: bool = False,
     num_splits: int = 0,
+    items_per_worker: int = ITEMS_PER_WORKER,
+    split_cost: int = SPLIT_COST,
 ) -> WorkSpec:
     """The spec of an attention variant: tile shapes come from the list of variants, workers from the GPU.
 
@@ -39,7 +41,7 @@ def of_variant(
         invariant,
         num_splits,
         num_workers=device.num_sms * variant.constant("ctas_per_sm"),
-        items_per_worker=ITEMS_PER_WORKER,
+        items_per_worker=items_per_worker,
         tile_rows=tile_rows,
         decode_rows=variant.constant("decode_rows"),
         decode_heads=1,
@@ -48,5 +50,5 @@ def of_variant(
         invariant_split=INVARIANT_SPLIT,
         # Bytes of a key against the arithmetic of a key of a prefill tile, at BALANCE operations a byte.
         decode_cost=max(1, 256 * BALANCE * element_bytes // (2 * tile_rows)),
-        split_cost=SPLIT_COST,
+        split_cost=split_cost,
     )
