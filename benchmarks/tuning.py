@@ -62,6 +62,8 @@ def busy(processes: int) -> Iterator[None]:
 def compare(module: Any, members: Sequence[BenchCase], values: Mapping[str, int]) -> dict[str, Any]:
     """The default by other settings, in pairs that take turns."""
     default = next(iter(module.settings_space(spec_of(members[0], "cpu"))))
+    if dict(values) == default:
+        return {"default_by_tuned": dict.fromkeys((case.name for case in members), 1.0), "spread": 0.0}
     trials = Trials("cpu", module, members, (default, values), seconds=0.01)
     logs: dict[str, list[float]] = {case.name: [] for case in members}
     noise: list[float] = []
@@ -77,9 +79,8 @@ def compare(module: Any, members: Sequence[BenchCase], values: Mapping[str, int]
     return {"default_by_tuned": ratios, "spread": median(noise)}
 
 
-def noisy(module: Any, number: int, seconds: float) -> dict[str, Any]:
+def noisy(found: Sequence[Job], number: int, seconds: float) -> dict[str, Any]:
     """One tuner run beside a busy process; the class of batches and the order change from run to run."""
-    found = list(jobs(module, cases(MIXES), "cpu"))
     job = found[number % len(found)]
     with busy(1):
         outcome = tune(job, device="cpu", deadline=time.monotonic() + seconds, seed=number, window=0.01)
@@ -163,6 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("noisy", "judge", "planted", "held-out"))
     parser.add_argument("--runs", type=int, default=20, help="noisy: go on until there are so many")
+    parser.add_argument("--first", type=int, default=0, help="noisy: number of the first run, which is its seed")
     parser.add_argument("--most", type=int, default=6, help="judge: settings of this call")
     parser.add_argument("--seconds", type=float, default=60.0, help="most of one key")
     parser.add_argument("--classes", default="", help="planted, held-out: only these classes, separated by commas")
@@ -174,8 +176,9 @@ def main() -> None:
     record = json.loads(options.output.read_text()) if options.output.exists() else {"machine": machine.describe()}
     rows = record.setdefault("noisy" if options.what == "judge" else options.what, [])
     if options.what == "noisy":
+        found = list(jobs(module, cases(MIXES), "cpu"))
         while len(rows) < options.runs:
-            rows.append(noisy(module, len(rows), options.seconds))
+            rows.append(noisy(found, options.first + len(rows), options.seconds))
             print(rows[-1], flush=True)
             write(record, options.output)
     elif options.what == "judge":

@@ -16,6 +16,7 @@ from chunkattn.tuning.table import TuningEntry, TuningKey
 from chunkattn.tuning.trials import Trials
 
 MOST_CANDIDATES = 16
+_FACTORS = ((0.7, 1.3), (1.6, 0.6))  # of a chunk's tokens or the number of decodes, and of histories
 _HOPEFUL = 1.25  # times the best modelled time; nobody slower is measured
 
 
@@ -26,7 +27,7 @@ class Job:
     Attributes:
         key: of the table.
         module: the backend's.
-        cases: the batches.
+        cases: the batches of the first pass; `others` of the second.
         settings: what is measured, the default first.
         possible: settings of the backend's space.
         distinct: of those, how many cut the batches differently.
@@ -38,6 +39,7 @@ class Job:
     settings: tuple[Mapping[str, int], ...]
     possible: int
     distinct: int
+    others: tuple[BenchCase, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,34 @@ def _job(key: TuningKey, module: Any, cases: tuple[BenchCase, ...], device: str)
     others = sorted(plans.values(), key=lambda entry: entry[0])
     limit = _HOPEFUL * min((seconds for seconds, _ in [first, *others]))
     hopeful = [values for seconds, values in others if seconds <= limit]
-    return Job(key, module, cases, (first[1], *hopeful[: MOST_CANDIDATES - 1]), len(space), len(plans) + 1)
+    return Job(
+        key,
+        module,
+        cases,
+        (first[1], *hopeful[: MOST_CANDIDATES - 1]),
+        len(space),
+        len(plans) + 1,
+        tuple(_others(key, module, cases, device)),
+    )
+
+
+def _others(key: TuningKey, module: Any, cases: Sequence[BenchCase], device: str) -> Iterator[BenchCase]:
+    """Batches of the same key with other numbers: what suits just those of the first pass must not win."""
+    for case in cases:
+        yield case
+        for chunk, history in _FACTORS:
+            groups = tuple(_scaled(*group, chunk, history) for group in case.requests)
+            other = case.but(name=f"{case.name} ×{chunk:g}", requests=groups)
+            spec = spec_of(other, device)
+            if module.tuning_key(spec, module.mix_class(spec, other.q_lens, other.kv_lens)) == key:
+                yield other
+
+
+def _scaled(count: int, tokens: int, history: int, chunk: float, past: float) -> tuple[int, int, int]:
+    """Chunks of other sizes; of decodes another number."""
+    if tokens == 1:
+        return max(1, round(count * chunk)), 1, round(history * past)
+    return count, max(2, round(tokens * chunk)), round(history * past)
 
 
 def _modelled(spec: WorkSpec, words: Sequence[int], case: BenchCase) -> float:
@@ -114,7 +143,7 @@ def tune(
     Raises:
         Refused: the default itself gives a wrong answer.
     """
-    trials = Trials(job.key.backend, job.module, job.cases, job.settings, window, device)
+    trials = Trials(job.key.backend, job.module, job.cases, job.settings, job.others, window, device)
     search = Search(
         trials.measure,
         len(job.settings),

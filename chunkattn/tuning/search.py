@@ -1,9 +1,9 @@
 """Finds the fastest of some candidates on a noisy machine, and takes it over the default only where that is certain.
 
 Two passes. The first halves the field in interleaved rounds until a few are left. Whoever wins among many wins partly
-by luck, so its times are then thrown away: the second pass measures the finalists afresh, beside the default taken
-twice. Two takes of the same thing differ by the noise alone; a finalist has to beat the default by more than that, in
-nearly every round, and on no case may it lose by more than that.
+by luck, or because it suits just these batches. So its times are then thrown away: the second pass measures the
+finalists on other batches of the kind, beside the default taken twice. Two takes of the same thing differ by the noise
+alone; a finalist has to beat the default by more than that, in nearly every round, and must not lose on any batch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 LEAST_GAIN = 0.02  # less is not worth an entry
+MOST_LOSS = 0.02  # on one batch
 LEAST_SPREAD = 0.01  # no clock is better
 _FINALISTS = 2
 _SCREENING_ROUNDS = 3
@@ -60,8 +61,8 @@ class Search:
     Attributes:
         measure: times a candidate on a case.
         num_candidates: the default is number 0.
-        num_cases: batches that the winner has to serve.
-        renew: prepares other data of the same kind; called between the passes.
+        num_cases: batches of the first pass.
+        renew: prepares other batches of the same kind for the second pass and returns how many.
         deadline: on the clock of `clock`; the search ends soon after it.
         progress: called with the share of the work that is done.
         clock: seconds.
@@ -71,7 +72,7 @@ class Search:
     measure: Measure
     num_candidates: int
     num_cases: int
-    renew: Callable[[], None] = lambda: None
+    renew: Callable[[], int] | None = None
     deadline: float = math.inf
     progress: Callable[[float], None] = lambda share: None
     clock: Callable[[], float] = time.monotonic
@@ -119,7 +120,8 @@ class Search:
 
     def _confirm(self, finalists: Sequence[int]) -> Verdict:
         """The second pass."""
-        self.renew()
+        if self.renew is not None:
+            self.num_cases = self.renew()
         logs: dict[int, list[list[float]]] = {finalist: [] for finalist in finalists}
         twins: list[float] = []
         for number in range(_ROUNDS):
@@ -136,7 +138,7 @@ class Search:
             self.progress(0.6 + 0.4 * (number + 1) / _ROUNDS)
         noise = max(abs(median(twins)), _sigma(twins))
         spread = max(noise, LEAST_SPREAD)
-        best = Verdict(0, 1.0, spread, f"no gain beyond the spread of {spread:.1%}", self._refused)
+        best = Verdict(0, 1.0, spread, f"no gain everywhere beyond the spread of {spread:.1%}", self._refused)
         for finalist in finalists:
             if finalist in self._refused:
                 continue
@@ -153,7 +155,7 @@ class Search:
             return None
         for case in range(self.num_cases):
             logs = [one[case] for one in rounds]
-            if median(logs) < -LEAST_SPREAD:
+            if median(logs) < -MOST_LOSS:
                 return None
         return Verdict(finalist, math.exp(gain), spread, "faster beyond the spread", self._refused)
 

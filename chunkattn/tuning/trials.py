@@ -47,7 +47,8 @@ class Trials:
 
     Attributes:
         backend: its name; `module` its module.
-        cases: batches.
+        cases: batches of the first generation.
+        others: of the second; the same where there are none.
         settings: candidates, the default first.
         seconds: of a timed window; at least one call.
         device: "cpu" or "cuda".
@@ -57,6 +58,7 @@ class Trials:
     module: Any
     cases: Sequence[BenchCase]
     settings: Sequence[Mapping[str, int]]
+    others: Sequence[BenchCase] = ()
     seconds: float = 0.02
     device: str = "cpu"
     _steps: list[list[_Step]] = field(default_factory=list)
@@ -67,8 +69,12 @@ class Trials:
     def __post_init__(self) -> None:
         self.renew()
 
-    def renew(self) -> None:
-        """Other data on other pages: where pages happen to lie is worth up to a tenth of a memory-bound call.
+    def renew(self) -> int:
+        """The next generation of batches, with other data on other pages: where pages happen to lie is worth up to a
+        tenth of a memory-bound call.
+
+        Returns:
+            How many batches there are.
 
         Raises:
             Refused: the default's answer is wrong.
@@ -76,7 +82,8 @@ class Trials:
         self._generation += 1
         self._admitted.clear()
         self._steps.clear()  # one generation in memory at a time
-        for case in self.cases:
+        cases = self.others if self.others and self._generation > 1 else self.cases
+        for case in cases:
             inputs = _input_sets(case.but(seed=case.seed + 104729 * self._generation), self.device)
             self._steps.append([_Step.of(one) for one in inputs])
             for number, step in enumerate(self._steps[-1]):
@@ -85,6 +92,7 @@ class Trials:
                 with self.module.with_settings(self.settings[0]):
                     step.call(self.backend)
                 step.answer = _answer(step.out)
+        return len(cases)
 
     def _prove(self, step: _Step) -> None:
         """The default against eager PyTorch, every row; its answers are what others are compared with from then on."""

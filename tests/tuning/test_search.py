@@ -78,10 +78,19 @@ def test_luck_in_the_first_pass_does_not_count() -> None:
     """A candidate that is only fast until the data is renewed."""
     machine = Machine([[1.0], [0.5]])
 
-    def renew() -> None:
+    def renew() -> int:
         machine.times[1][0] = 1.0
+        return 1
 
     assert machine.search(renew=renew).winner == 0
+
+
+def test_what_suits_only_the_batches_of_the_first_pass_is_left() -> None:
+    """The second pass has more batches; on one of them the candidate loses a twentieth."""
+    machine = Machine([[1.0, 1.0, 1.0, 1.0], [0.8, 0.8, 0.8, 1.05]], noise=0.005)
+    search = Search(machine.measure, 2, 2, renew=lambda: 4)
+    assert search.run().winner == 0
+    assert Search(machine.measure, 2, 2, renew=lambda: 3).run().winner == 1
 
 
 def test_wrong_answers_are_refused_however_fast() -> None:
@@ -94,7 +103,7 @@ def test_wrong_answers_are_refused_however_fast() -> None:
 
 def test_an_answer_that_turns_wrong_in_the_second_pass_is_refused() -> None:
     machine = Machine([[1.0], [0.5]])
-    verdict = machine.search(renew=lambda: machine.wrong.add(1))
+    verdict = machine.search(renew=lambda: machine.wrong.add(1) or 1)
     assert (verdict.winner, verdict.refused) == (0, {1: "rows are wrong"})
 
 
