@@ -33,7 +33,13 @@ def packed_segments(k: Tensor, v: Tensor, cu_seqlens_k: Tensor, max_seqlen_k: in
         k, v: [Tk, Hkv, D] and [Tk, Hkv, Dv].
         cu_seqlens_k: int32 [B+1], where each segment begins.
         max_seqlen_k: the longest segment; decides the columns of the table.
+
+    Raises:
+        ValueError: on the CPU, a longer segment.
     """
+    if k.device.type == "cpu" and bool((torch.diff(cu_seqlens_k) > max_seqlen_k).any()):
+        longest = int(torch.diff(cu_seqlens_k).max())
+        raise ValueError(f"max_seqlen_k: expected at least {longest}, the longest sequence, got {max_seqlen_k}")
     segments = cu_seqlens_k.shape[0] - 1
     if max_seqlen_k > 0 and segments * max_seqlen_k == k.shape[0]:  # all of the same length: a page each
         table = torch.arange(segments, dtype=torch.int32, device=k.device)[:, None]
@@ -43,32 +49,45 @@ def packed_segments(k: Tensor, v: Tensor, cu_seqlens_k: Tensor, max_seqlen_k: in
     return PagedView(k.unsqueeze(1), v.unsqueeze(1), cu_seqlens_k[:-1, None] + columns)
 
 
-def dense_cache(
-    k_cache: Tensor, v_cache: Tensor, batch_size: int, batch_idx: Tensor | None, leftpad: Tensor | None
+def cache_view(
+    k_cache: Tensor, v_cache: Tensor, batch_size: int, block_table: Tensor | None, batch_idx: Tensor | None
 ) -> PagedView:
-    """A cache row for each request.
+    """A cache, dense or paged.
 
     Args:
-        k_cache, v_cache: [Bc, S, Hkv, D] and [Bc, S, Hkv, Dv].
+        k_cache, v_cache: [Bc, S, Hkv, D] and [Bc, S, Hkv, Dv], a row a request; with a table pools [N, P, Hkv, D].
         batch_size: requests B.
-        batch_idx: int [B], the cache row of each request; None is its own number.
-        leftpad: int [B], the slot at which each request's keys begin; None is 0.
+        block_table: int [B or more, M].
+        batch_idx: int [B], the row of the dense cache, or of the table, of each request; None is its own number.
+    """
+    if block_table is not None:
+        chosen = block_table if batch_idx is None else block_table[batch_idx.long()]
+        return PagedView(k_cache, v_cache, chosen.to(torch.int32))
+    rows = torch.arange(batch_size, device=k_cache.device) if batch_idx is None else batch_idx
+    return PagedView(k_cache, v_cache, rows.to(torch.int32)[:, None])
+
+
+def beginning_at(view: PagedView, first: Tensor) -> PagedView:
+    """Requests whose keys begin at a slot of their own, over pages of one slot.
+
+    Args:
+        view: pages of P slots.
+        first: int [B], the slot at which each request's keys begin.
 
     Raises:
-        ValueError: leftpad, and rows that do not lie at a constant distance from each other.
+        ValueError: pages that do not lie at a constant distance from each other; on the CPU, a negative slot.
     """
-    rows = torch.arange(batch_size, dtype=torch.int32, device=k_cache.device)
-    if batch_idx is not None:
-        rows = batch_idx.to(torch.int32)
-    if leftpad is None:
-        return PagedView(k_cache, v_cache, rows[:, None])
-    slots = k_cache.shape[1]
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if cache.shape[0] > 1 and cache.stride(0) != slots * cache.stride(1):
+    if first.device.type == "cpu" and bool((first < 0).any()):
+        raise ValueError(f"cache_leftpad: expected slots >= 0, got {int(first.min())}")
+    page_size, columns = view.k_cache.shape[1], view.block_table.shape[1]
+    pools = []
+    for name, cache in (("k_cache", view.k_cache), ("v_cache", view.v_cache)):
+        if cache.shape[0] > 1 and cache.stride(0) != page_size * cache.stride(1):
             raise ValueError(
-                f"{name}: expected rows one after another (stride {slots * cache.stride(1)}) with cache_leftpad, "
+                f"{name}: expected rows one after another (stride {page_size * cache.stride(1)}) with cache_leftpad, "
                 f"got stride {cache.stride(0)}"
             )
-    begin = rows * slots + leftpad.to(torch.int32)
-    table = begin[:, None] + torch.arange(slots, dtype=torch.int32, device=k_cache.device)
-    return PagedView(k_cache.flatten(0, 1).unsqueeze(1), v_cache.flatten(0, 1).unsqueeze(1), table)
+        pools.append(cache.flatten(0, 1).unsqueeze(1))
+    slot = first.long()[:, None] + torch.arange(page_size * columns, device=first.device)
+    page = view.block_table.long().gather(1, (slot // page_size).clamp(max=columns - 1))
+    return PagedView(pools[0], pools[1], (page * page_size + slot % page_size).to(torch.int32))

@@ -19,23 +19,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-import chunkattn
-from chunkattn.compat.contiguous_kv import PagedView, dense_cache, packed_segments
+from chunkattn.compat.contiguous_kv import PagedView, beginning_at, cache_view, packed_segments
+from chunkattn.compat.flash_attn_append import append, rotary_of
 from chunkattn.compat.flash_attn_call import (
     Window,
     attend,
     batch_size_of,
     given,
+    name_of_rows,
+    name_of_table,
     one_scale,
     one_table,
-    positions_of,
-    rope_of,
     used_rows,
     window_of,
 )
 from chunkattn.compat.head_dim import padded, write_back
-from chunkattn.compat.refusals import refuse, refuse_unless
-from chunkattn.compat.rotary import rotated
+from chunkattn.compat.refusals import refuse_unless
 from chunkattn.types import Plan
 
 
@@ -160,6 +159,12 @@ def flash_attn_varlen_func(
         num_splits=num_splits,
         plan=scheduler_metadata,
         out=out if rows is None and head_dim_v % 8 == 0 else None,
+        names={
+            "k_cache": "k",
+            "v_cache": "v",
+            "seq_lens": "cu_seqlens_k" if seqused_k is None else "seqused_k",
+            "block_table": "cu_seqlens_k" if table is None else name_of_table(block_table),
+        },
     )
     result = result[..., :head_dim_v]
     if rows is not None:
@@ -250,8 +255,8 @@ def flash_attn_with_kvcache(
         rotary_cos, rotary_sin: [positions, rotary_dim / 2]; rotate k, and q (which stays untouched itself), from
             position `cache_seqlens` (or `rotary_seqlens`) on. Neither causal nor windowed: all of q at that position.
         cache_seqlens: lengths without the new tokens, int32 [B] or one number; None is the whole cache.
-        cache_batch_idx: int32 [B], rows of a dense cache.
-        cache_leftpad: int32 [B], where the keys begin in the rows of a dense cache.
+        cache_batch_idx: int32 [B], rows of a dense cache, or of the block table.
+        cache_leftpad: int32 [B], the slot at which each sequence's keys begin, counted in `cache_seqlens`.
         block_table, page_table: int32 [B, M], two names of one thing.
         rotary_interleaved: pairs (2i, 2i+1); False pairs halves.
         cu_seqlens_q, cu_seqlens_k_new: int32 [B+1].
@@ -283,10 +288,6 @@ def flash_attn_with_kvcache(
         sm_margin=(sm_margin, 0),
     )
     table = one_table(block_table, page_table)
-    if table is not None:
-        for argument, value in (("cache_batch_idx", cache_batch_idx), ("cache_leftpad", cache_leftpad)):
-            if value is not None:
-                raise refuse(name, argument, "expected None with a block table, got a tensor")
     head_dim, head_dim_v = q.shape[-1], v_cache.shape[-1]
     packed = cu_seqlens_q is not None
     batch_size = batch_size_of(q, cu_seqlens_q)
@@ -303,43 +304,28 @@ def flash_attn_with_kvcache(
     lengths = cache_seqlens.to(torch.int32)
 
     wide_k, wide_v, q_tokens = padded(k_cache), padded(v_cache), padded(q_tokens)
-    if table is not None:
-        view = PagedView(wide_k, wide_v, table.to(torch.int32))
-    else:
-        view = dense_cache(wide_k, wide_v, batch_size, cache_batch_idx, cache_leftpad)
-    before = lengths if cache_leftpad is None else lengths - cache_leftpad.to(torch.int32)
-    after = before
+    view = cache_view(wide_k, wide_v, batch_size, table, cache_batch_idx)
+    names = {
+        "seq_lens": "cache_seqlens",
+        "block_table": name_of_table(block_table) if table is not None else name_of_rows(cache_batch_idx),
+    }
+    after = lengths
+    if cache_leftpad is not None:
+        view, after = beginning_at(view, cache_leftpad), lengths - cache_leftpad.to(torch.int32)
+    rotary = rotary_of(
+        rotary_cos, rotary_sin, lengths if rotary_seqlens is None else rotary_seqlens, rotary_interleaved
+    )
     if k is not None or v is not None:
-        new_k, new_v = given("k", k), given("v", v)
-        if cu_seqlens_k_new is None:
-            ends = torch.arange(batch_size + 1, dtype=torch.int32, device=q.device) * new_k.shape[1]
-            new_k, new_v = new_k.flatten(0, 1), new_v.flatten(0, 1)
-        else:
-            ends = cu_seqlens_k_new.to(torch.int32)
-        after = before + torch.diff(ends)
-        rope = None
-        if rotary_cos is not None:
-            first = lengths if rotary_seqlens is None else rotary_seqlens
-            sin = given("rotary_sin", rotary_sin)
-            rope = rope_of(rotary_cos, sin, positions_of(first, ends), rotary_interleaved)
+        if rotary is not None:
             one_position = not causal and window_of(window_size) == (-1, -1)
-            at = positions_of(first, cu_seqlens_q, advance=not one_position)
-            q_rope = rope_of(rotary_cos, sin, at, rotary_interleaved)
-            q_tokens = rotated(q_tokens, q_rope.cos, q_rope.sin, rotary_interleaved)
-        chunkattn.append_kv(
-            padded(new_k),
-            padded(new_v),
-            *view,
-            ends,
-            after,
-            k_scale=one_scale(name, "k_descale", k_descale),
-            v_scale=one_scale(name, "v_descale", v_descale),
-            rope=rope,
-        )
+            q_tokens = rotary.turned(q_tokens, cu_seqlens_q, advance=not one_position)
+        scales = one_scale(name, "k_descale", k_descale), one_scale(name, "v_descale", v_descale)
+        after = append(given("k", k), given("v", v), view, cu_seqlens_k_new, after, scales, rotary, names)
         write_back(wide_k, k_cache)
         write_back(wide_v, v_cache)
-    elif rotary_cos is not None or rotary_sin is not None:
-        raise ValueError("rotary_cos: expected None without k and v, got a tensor")
+    elif rotary is not None or cu_seqlens_k_new is not None:
+        argument = "cu_seqlens_k_new" if rotary is None else "rotary_cos"
+        raise ValueError(f"{argument}: expected None without k and v, got a tensor")
     out, lse = attend(
         name,
         q_tokens,
@@ -356,6 +342,7 @@ def flash_attn_with_kvcache(
         sinks=s_aux,
         num_splits=num_splits,
         plan=scheduler_metadata,
+        names=names,
     )
     out = out[..., :head_dim_v]
     if not packed:

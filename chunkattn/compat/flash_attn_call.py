@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -10,12 +10,19 @@ from torch import Tensor
 
 import chunkattn
 from chunkattn.compat.contiguous_kv import PagedView
-from chunkattn.compat.refusals import refuse
+from chunkattn.compat.refusals import foreign_names, refuse
 from chunkattn.compat.two_sided_alibi import two_sided_attention
-from chunkattn.types import Plan, Rope
+from chunkattn.types import Plan
 
 Window = Sequence[int | None]
 T = TypeVar("T")
+_OPTIONS = {
+    "window": "window_size",
+    "sinks": "s_aux",
+    "k_scale": "k_descale",
+    "v_scale": "v_descale",
+    "plan": "scheduler_metadata",
+}
 
 
 def attend(
@@ -36,8 +43,9 @@ def attend(
     num_splits: int,
     plan: Plan | None,
     out: Tensor | None = None,
+    names: Mapping[str, str | None],
 ) -> tuple[Tensor, Tensor]:
-    """out [T, Hq, Dv] and lse [Hq, T] of packed queries over a pool."""
+    """out [T, Hq, Dv] and lse [Hq, T] of packed queries over a pool; errors blame the arguments of `names`."""
     beside = window_of(window)
     if plan is not None and not isinstance(plan, Plan):
         raise refuse(name, "scheduler_metadata", "expected what get_scheduler_metadata of this module returns")
@@ -50,32 +58,37 @@ def attend(
     }
     sinks = None if sinks is None else sinks.float()
     looks_right = not causal and beside[1] != 0
-    if alibi_slopes is not None and looks_right and bool((torch.diff(cu_seqlens_q) > 1).any()):
-        if plan is not None:
-            raise refuse(name, "scheduler_metadata", "expected None with alibi_slopes and causal=False")
-        result, lse = two_sided_attention(
-            q, view, cu_seqlens_q, seq_lens, window=beside, alibi_slopes=alibi_slopes, sinks=sinks, **options
+    two_sided = alibi_slopes is not None and looks_right and bool((torch.diff(cu_seqlens_q) > 1).any())
+    if two_sided and plan is not None:
+        raise refuse(name, "scheduler_metadata", "expected None with alibi_slopes and causal=False")
+    with foreign_names(**_OPTIONS, **names):
+        if two_sided:
+            assert alibi_slopes is not None
+            result, lse = two_sided_attention(
+                q, view, cu_seqlens_q, seq_lens, window=beside, alibi_slopes=alibi_slopes, sinks=sinks, **options
+            )
+            return result if out is None else out.copy_(result), lse.t().contiguous()
+        lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device)
+        result = chunkattn.attention(  # type: ignore[assignment]
+            q,
+            *view,
+            cu_seqlens_q,
+            seq_lens,
+            causal=bool(causal),
+            window=beside,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            plan=plan,
+            out=out,
+            lse=lse.t(),
+            **options,
         )
-        return result if out is None else out.copy_(result), lse.t().contiguous()
-    lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device)
-    result = chunkattn.attention(  # type: ignore[assignment]
-        q,
-        *view,
-        cu_seqlens_q,
-        seq_lens,
-        causal=bool(causal),
-        window=beside,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        plan=plan,
-        out=out,
-        lse=lse.t(),
-        **options,
-    )
     return result, lse
 
 
 def window_of(window: Window | None) -> tuple[int, int]:
+    if window is not None and len(window) != 2:
+        raise ValueError(f"window_size: expected (left, right), got {window}")
     left, right = (-1, -1) if window is None else (-1 if side is None else int(side) for side in window)
     return max(left, -1), max(right, -1)
 
@@ -84,6 +97,14 @@ def one_table(block_table: Tensor | None, page_table: Tensor | None) -> Tensor |
     if block_table is not None and page_table is not None:
         raise ValueError("page_table: expected None with block_table, its other name, got a tensor")
     return block_table if page_table is None else page_table
+
+
+def name_of_table(block_table: Tensor | None) -> str:
+    return "page_table" if block_table is None else "block_table"
+
+
+def name_of_rows(cache_batch_idx: Tensor | None) -> str:
+    return "k_cache" if cache_batch_idx is None else "cache_batch_idx"
 
 
 def given(argument: str, value: T | None) -> T:
@@ -116,21 +137,3 @@ def used_rows(cu_seqlens_q: Tensor, seqused_q: Tensor) -> Tensor:
     ends = counts.cumsum(0)
     offset = torch.arange(int(ends[-1]), device=counts.device) - torch.repeat_interleave(ends - counts, counts)
     return torch.repeat_interleave(cu_seqlens_q[:-1].long(), counts) + offset
-
-
-def positions_of(first: Tensor, cu_seqlens: Tensor, *, advance: bool = True) -> Tensor:
-    """int64 [T]: first[b] for the first token of sequence b, one more for each further one if `advance`."""
-    counts = torch.diff(cu_seqlens).long()
-    base = torch.repeat_interleave(first.long(), counts)
-    if not advance:
-        return base
-    row = torch.arange(base.shape[0], device=base.device)
-    return base + row - torch.repeat_interleave(cu_seqlens[:-1].long(), counts)
-
-
-def rope_of(cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Rope:
-    """A table of just the tokens' own angles, in fp32: row t is token t."""
-    if positions.numel() and int(positions.max()) >= cos.shape[0]:
-        raise ValueError(f"rotary_cos: expected at least {int(positions.max()) + 1} positions, got {cos.shape[0]}")
-    rows = torch.arange(positions.shape[0], device=positions.device)
-    return Rope(cos[positions].float(), sin[positions].float(), rows, interleaved)

@@ -12,7 +12,7 @@ from torch import Tensor
 import chunkattn
 from chunkattn.compat import flash_attn
 from chunkattn.compat.flash_attn_call import Window, window_of
-from chunkattn.compat.refusals import refuse_unless
+from chunkattn.compat.refusals import foreign_names, refuse_unless
 from chunkattn.types import Plan
 
 Result = Tensor | tuple[Tensor, ...]
@@ -44,31 +44,8 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
 ) -> Result:
     """As `chunkattn.compat.flash_attn.flash_attn_varlen_func`."""
-    return flash_attn.flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        seqused_q=seqused_q,
-        seqused_k=seqused_k,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        qv=qv,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        window_size=window_size,
-        attention_chunk=attention_chunk,
-        softcap=softcap,
-        num_splits=num_splits,
-        pack_gqa=pack_gqa,
-        deterministic=deterministic,
-        sm_margin=sm_margin,
-        return_softmax_lse=return_attn_probs,
-    )
+    given = locals()  # every argument, so that none can be left out
+    return flash_attn.flash_attn_varlen_func(return_softmax_lse=given.pop("return_attn_probs"), **given)
 
 
 def flash_attn_with_kvcache(
@@ -104,38 +81,7 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
 ) -> Result:
     """As `chunkattn.compat.flash_attn.flash_attn_with_kvcache`."""
-    return flash_attn.flash_attn_with_kvcache(
-        q,
-        k_cache,
-        v_cache,
-        k,
-        v,
-        qv=qv,
-        rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin,
-        cache_seqlens=cache_seqlens,
-        cache_batch_idx=cache_batch_idx,
-        cache_leftpad=cache_leftpad,
-        page_table=page_table,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k_new=cu_seqlens_k_new,
-        max_seqlen_q=max_seqlen_q,
-        rotary_seqlens=rotary_seqlens,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        attention_chunk=attention_chunk,
-        softcap=softcap,
-        rotary_interleaved=rotary_interleaved,
-        scheduler_metadata=scheduler_metadata,
-        num_splits=num_splits,
-        pack_gqa=pack_gqa,
-        sm_margin=sm_margin,
-        return_softmax_lse=return_softmax_lse,
-    )
+    return flash_attn.flash_attn_with_kvcache(**locals())
 
 
 def get_scheduler_metadata(
@@ -167,7 +113,7 @@ def get_scheduler_metadata(
         cache_seqlens: int32 [B], lengths without the new tokens, of which there are `max_seqlen_k_new` a sequence, or
             as many as `cu_seqlens_k_new` says.
         page_size: of a paged cache; None is a dense one of `max_seqlen_k` slots.
-        cache_leftpad: int32 [B]; a dense cache with it is planned in pages of one slot.
+        cache_leftpad: int32 [B]; a cache with it is planned in pages of one slot.
 
     Returns:
         A `chunkattn.Plan`. It holds for calls with the same lengths, heads, mask and splits, which are compared there.
@@ -177,16 +123,27 @@ def get_scheduler_metadata(
         cu_seqlens_q = torch.arange(batch_size + 1, dtype=torch.int32, device=cache_seqlens.device) * max_seqlen_q
     new = max_seqlen_k_new if cu_seqlens_k_new is None else torch.diff(cu_seqlens_k_new)
     pad = 0 if cache_leftpad is None else cache_leftpad
-    return chunkattn.plan(
-        cu_seqlens_q.to(torch.int32),
-        (cache_seqlens + new - pad).to(torch.int32),
-        num_q_heads=num_heads_q,
-        num_kv_heads=num_heads_kv,
-        head_dim=headdim + -headdim % 8,
-        head_dim_v=None if headdim_v is None else headdim_v + -headdim_v % 8,
-        page_size=page_size or (max_seqlen_k if cache_leftpad is None else 1),
-        dtype=qkv_dtype,
-        causal=causal,
-        window=window_of(window_size),
-        num_splits=num_splits if num_splits > 0 else None,
-    )
+    if cache_leftpad is not None:
+        page_size = 1
+    with foreign_names(
+        seq_lens="cache_seqlens",
+        num_q_heads="num_heads_q",
+        num_kv_heads="num_heads_kv",
+        head_dim="headdim",
+        head_dim_v="headdim_v",
+        dtype="qkv_dtype",
+        window="window_size",
+    ):
+        return chunkattn.plan(
+            cu_seqlens_q.to(torch.int32),
+            (cache_seqlens + new - pad).to(torch.int32),
+            num_q_heads=num_heads_q,
+            num_kv_heads=num_heads_kv,
+            head_dim=headdim + -headdim % 8,
+            head_dim_v=None if headdim_v is None else headdim_v + -headdim_v % 8,
+            page_size=page_size or max_seqlen_k,
+            dtype=qkv_dtype,
+            causal=causal,
+            window=window_of(window_size),
+            num_splits=num_splits if num_splits > 0 else None,
+        )

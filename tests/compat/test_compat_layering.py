@@ -11,7 +11,7 @@ import chunkattn
 
 ROOT = Path(chunkattn.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-BELOW = ("ops", "backends", "plan", "build", "args", "scheduler", "serving", "models", "cli", "testing", "bench")
+BELOW = ("ops", "backends", "planning", "build", "args", "scheduler", "serving", "models", "cli", "testing", "bench")
 
 
 def imports(path):

@@ -285,7 +285,7 @@ def test_scheduler_metadata_is_a_plan():
     )
     out = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths + 3, causal=True)
     assert_rows_close(planned, out.double())
-    with pytest.raises(ValueError, match="plan"):
+    with pytest.raises(ValueError, match=r"^scheduler_metadata: "):
         flash_attn.flash_attn_with_kvcache(
             q, k_cache, v_cache, cache_seqlens=lengths, causal=True, scheduler_metadata=plan
         )
@@ -309,21 +309,92 @@ def test_varlen_refuses_by_name(name):
         flash_attn.flash_attn_varlen_func(q, k, v, ends(Q_LENS), ends(K_LENS), 9, 33, **{name: REFUSED[name]})
 
 
-@pytest.mark.parametrize("name", ["cache_batch_idx", "cache_leftpad"])
-def test_a_block_table_excludes_rows_of_a_dense_cache(name):
-    q, k_cache, v_cache, _, _ = cache_case(torch.float32)
-    with pytest.raises(chunkattn.UnsupportedError, match=rf"^{name}: "):
-        flash_attn.flash_attn_with_kvcache(
-            q, k_cache, v_cache, block_table=torch.zeros(2, 1, dtype=INT32), **{name: torch.zeros(2, dtype=INT32)}
-        )
+@pytest.mark.parametrize("leftpad", [None, [2, 5]])
+@pytest.mark.parametrize("page_size", [1, 8])
+def test_rows_of_a_block_table_and_where_their_keys_begin(page_size, leftpad):
+    q, k_cache, v_cache, k, v = cache_case(torch.bfloat16)
+    lengths, chosen = torch.tensor([7, 31], dtype=INT32), torch.tensor([3, 1], dtype=INT32)
+    pad = None if leftpad is None else torch.tensor(leftpad, dtype=INT32)
+    order = torch.randperm(k_cache.shape[0] * 40 // page_size)  # scattered pages of what the dense cache holds
+    table = order.view(k_cache.shape[0], -1)
+    pools = []
+    for cache in (k_cache, v_cache):
+        pool = torch.empty(len(order), page_size, *cache.shape[2:]).to(cache.dtype)
+        pool[table] = cache.unflatten(1, (-1, page_size))
+        pools.append(pool)
+    options = {"cache_seqlens": lengths, "cache_batch_idx": chosen, "cache_leftpad": pad, "causal": True}
+    want = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, **options)
+    plan = flash_attn_interface.get_scheduler_metadata(
+        2, 3, 40, 4, 2, 32, lengths, max_seqlen_k_new=3, cache_leftpad=pad, page_size=page_size, causal=True
+    )
+    out = flash_attn_interface.flash_attn_with_kvcache(
+        q, *pools, k, v, page_table=table.to(INT32), scheduler_metadata=plan, **options
+    )
+    assert_rows_close(out, want.double())
+    for pool, cache in zip(pools, (k_cache, v_cache)):  # appended to as well
+        assert_bitwise_equal(pool[table].flatten(1, 2), cache)
 
 
-def test_appending_past_the_cache_is_refused():
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"cache_seqlens": 38}, "cache_seqlens"),
+        ({"cache_seqlens": torch.tensor([-9, 3], dtype=INT32)}, "cache_seqlens"),
+        ({"cache_batch_idx": torch.tensor([4, 0], dtype=INT32)}, "cache_batch_idx"),
+        ({"cache_batch_idx": torch.tensor([-1, 0], dtype=INT32)}, "cache_batch_idx"),
+        ({"cache_leftpad": torch.tensor([0, -1], dtype=INT32)}, "cache_leftpad"),
+        ({"block_table": torch.full((2, 2), 9, dtype=INT32)}, "block_table"),
+        ({"page_table": torch.full((2, 2), 9, dtype=INT32)}, "page_table"),
+        ({"window_size": (-1, 2), "causal": False, "scheduler_metadata": True}, "scheduler_metadata"),
+        ({"s_aux": torch.zeros(3)}, "s_aux"),
+        ({"k_descale": torch.ones(5)}, "k_descale"),
+        ({"v_descale": torch.ones(2)}, "v_descale"),
+        ({"rotary_cos": torch.ones(64, 8)}, "rotary_cos"),
+        ({"rotary_sin": torch.ones(64, 8)}, "rotary_sin"),
+        ({"rotary_cos": torch.ones(8, 8), "rotary_sin": torch.ones(8, 8)}, "rotary_cos"),
+        ({"v": None}, "v"),
+        ({"k": None, "v": None, "cu_seqlens_k_new": ends([3, 3])}, "cu_seqlens_k_new"),
+        ({"k": None, "v": None, "rotary_cos": torch.ones(64, 8), "rotary_sin": torch.ones(64, 8)}, "rotary_cos"),
+        ({"v_cache": torch.zeros(4, 40, 3, 32)}, "v_cache"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ", ".join(value),
+)
+def test_errors_blame_what_the_caller_gave_and_nothing_is_written(changes, named):
     q, k_cache, v_cache, k, v = cache_case(torch.float32)
+    if changes.get("scheduler_metadata") is True:
+        lengths = torch.tensor([7, 7], dtype=INT32)
+        plan = flash_attn_interface.get_scheduler_metadata(2, 3, 40, 4, 2, 32, lengths, max_seqlen_k_new=3)
+        changes = {**changes, "scheduler_metadata": plan}
+    given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "cache_seqlens": 7, "causal": True}
+    given.update(changes)
     before = k_cache.clone()
-    with pytest.raises(ValueError, match="block_table"):
-        flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=38)
-    assert_bitwise_equal(k_cache, before)
+    with pytest.raises((ValueError, TypeError, chunkattn.UnsupportedError), match=rf"^{named}: "):
+        flash_attn.flash_attn_with_kvcache(**given)
+    if named not in ("s_aux", "scheduler_metadata"):  # what only the attention looks at comes after the append
+        assert_bitwise_equal(k_cache, before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"max_seqlen_k": 32}, "max_seqlen_k"),
+        ({"cu_seqlens_k": None}, "cu_seqlens_k"),
+        ({"cu_seqlens_k": ends([5, 20, 4, 33, 2])}, "cu_seqlens_k"),
+        ({"seqused_k": torch.full((5,), 34, dtype=INT32)}, "seqused_k"),
+        ({"cu_seqlens_q": ends([5, 1, 0, 9, 4])}, "cu_seqlens_q"),
+        ({"k": torch.zeros(63, 2, 32).int()}, "k"),
+        ({"v": torch.zeros(62, 2, 32)}, "v"),
+        ({"window_size": (-1,)}, "window_size"),
+        ({"alibi_slopes": torch.zeros(3), "causal": True}, "alibi_slopes"),
+        ({"out": torch.zeros(18, 4, 40)}, "out"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ", ".join(value),
+)
+def test_varlen_errors_blame_what_the_caller_gave(changes, named):
+    q, k, v = packed(torch.float32)
+    given = {"q": q, "k": k, "v": v, "cu_seqlens_q": ends(Q_LENS), "cu_seqlens_k": ends(K_LENS), "max_seqlen_k": 33}
+    with pytest.raises((ValueError, TypeError), match=rf"^{named}: "):
+        flash_attn.flash_attn_varlen_func(**{**given, **changes})
 
 
 NAMES = {

@@ -154,7 +154,14 @@ def test_options(options, want, dtype):
 
 
 @pytest.mark.parametrize(
-    "refused", [{"dropout": 0.1}, {"position_bias": torch.zeros(1)}, {"output_attentions": True}], ids=str
+    "refused",
+    [
+        {"dropout": 0.1},
+        {"position_bias": torch.zeros(1)},
+        {"output_attentions": True},
+        {"cu_seq_lens_q": torch.zeros(2)},
+    ],
+    ids=lambda refused: next(iter(refused)),
 )
 def test_refuses_by_name(refused):
     from chunkattn.compat.transformers.attention import attention_forward

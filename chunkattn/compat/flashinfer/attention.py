@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chunkattn.compat.flashinfer.csr_step import csr_batch, names_of
+from chunkattn.compat.flashinfer.paged_wrapper import planned
 from chunkattn.compat.flashinfer.planned_step import Mask, PlannedStep, Scale, Scales, Shape
 from chunkattn.compat.flashinfer.pools import PagedKVCache, check_layout
-from chunkattn.compat.flashinfer.prefill import csr_batch, planned
 from chunkattn.compat.refusals import refuse_unless
 
 
@@ -67,10 +68,11 @@ class BatchAttention:
         """
         refuse_unless("BatchAttention.plan", use_profiler=(use_profiler, False))
         lengths = kv_len_arr.to(self._device)
-        last = (lengths - 1) % page_size + 1  # unused: the lengths are given
+        last = torch.ones_like(lengths)  # unused: the lengths are given
         self._softcap = logits_soft_cap or 0.0
+        names = names_of("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr") | {"seq_lens": "kv_len_arr"}
         self._step = PlannedStep(
-            csr_batch(qo_indptr, kv_indptr, kv_indices.to(self._device), last, page_size, lengths, None),
+            csr_batch(qo_indptr, kv_indptr, kv_indices.to(self._device), last, page_size, lengths, None, names),
             Shape(
                 num_qo_heads,
                 num_kv_heads,
@@ -84,6 +86,7 @@ class BatchAttention:
             ),
             Mask(causal, softmax_scale=sm_scale),
             None,
+            {**names, "head_dim": "head_dim_qk", "head_dim_v": "head_dim_vo"},
         )
 
     def run(

@@ -7,15 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chunkattn.compat.flashinfer.planned_step import Mask, PlannedStep, Scale, Scales, Shape
-from chunkattn.compat.flashinfer.pools import PagedKVCache, check_layout, dtype_of
-from chunkattn.compat.flashinfer.prefill import csr_batch, planned, positions, split_rule
+from chunkattn.compat.flashinfer.csr_step import csr_batch, names_of, positions, split_rule
+from chunkattn.compat.flashinfer.paged_wrapper import PagedWrapper, planned
+from chunkattn.compat.flashinfer.planned_step import Mask, PlannedStep, Scale, Shape
+from chunkattn.compat.flashinfer.pools import PagedKVCache, dtype_of
 from chunkattn.compat.refusals import refuse_unless
 
 _NAME = "BatchDecodeWithPagedKVCacheWrapper"
 
 
-class BatchDecodeWithPagedKVCacheWrapper:
+class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
     """Plans a batch of decodes once and runs it in every layer; `run` is that of the prefill wrapper.
 
     Example:
@@ -50,9 +51,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
             paged_kv_last_page_len_buffer=(paged_kv_last_page_len_buffer, None),
             jit_args=(jit_args, None),
         )
-        self._layout = check_layout(kv_layout)
-        self._workspace = float_workspace_buffer
-        self._step: PlannedStep | None = None
+        super().__init__(float_workspace_buffer, kv_layout)
 
     def plan(
         self,
@@ -100,8 +99,9 @@ class BatchDecodeWithPagedKVCacheWrapper:
         )
         requests = indptr.shape[0] - 1
         qo_indptr = torch.arange(requests + 1, dtype=torch.int32, device=indptr.device) * q_len_per_req
+        names = names_of("indptr", "indptr", "indices", "last_page_len", seq_lens, block_tables)
         self._step = PlannedStep(
-            csr_batch(qo_indptr, indptr, indices, last_page_len, page_size, seq_lens, block_tables),
+            csr_batch(qo_indptr, indptr, indices, last_page_len, page_size, seq_lens, block_tables, names),
             Shape(
                 num_qo_heads,
                 num_kv_heads,
@@ -124,6 +124,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
                 rope,
             ),
             self._workspace,
+            {**names, "head_dim_v": "head_dim"},
         )
         self._requests = requests
 
@@ -149,36 +150,22 @@ class BatchDecodeWithPagedKVCacheWrapper:
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attention of one layer: q [B * q_len_per_req, Hq, D]; the rest as in the prefill wrapper."""
         step = planned(self._step)
-        refuse_unless(
-            _NAME + ".run",
-            args=(args, ()),
-            kv_cache_sf=(kv_cache_sf, None),
-            skip_softmax_threshold_scale_factor=(skip_softmax_threshold_scale_factor, None),
-        )
         if q_len_per_req is not None and self._requests * q_len_per_req != step.num_tokens:
             raise ValueError(
                 f"q_len_per_req: expected {step.num_tokens // max(self._requests, 1)}, as planned, got {q_len_per_req}"
             )
-        result, state = step.run(
-            _NAME + ".run",
+        return self._run(
             q,
             paged_kv_cache,
-            scales=Scales(q_scale, k_scale, v_scale),
+            scales=(q_scale, k_scale, v_scale),
             out=out,
             lse=lse,
             return_lse=return_lse,
             window_left=window_left,
             sinks=sinks,
+            neutral={
+                "args": (args, ()),
+                "kv_cache_sf": (kv_cache_sf, None),
+                "skip_softmax_threshold_scale_factor": (skip_softmax_threshold_scale_factor, None),
+            },
         )
-        return (result, state) if return_lse and state is not None else result
-
-    def run_return_lse(self, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        """`run` with ``return_lse=True``."""
-        return self.run(*args, **options, return_lse=True)  # type: ignore[return-value]
-
-    def end_forward(self) -> None:
-        """Nothing to do."""
-
-    def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
-        """Takes another workspace from the next `plan` on; integers need none."""
-        self._workspace = float_workspace_buffer

@@ -11,11 +11,19 @@ from torch import Tensor
 import chunkattn
 from chunkattn.compat.flashinfer.pools import PagedKVCache, unpack
 from chunkattn.compat.flashinfer.rope_llama import RopeLlama
-from chunkattn.compat.refusals import refuse
+from chunkattn.compat.refusals import foreign_names, refuse
 from chunkattn.types import KV_DTYPES_QUANTISED, Batch, Plan
 
 LN2 = math.log(2.0)
 Scale = float | Tensor
+_OPTIONS = {
+    "num_q_heads": "num_qo_heads",
+    "dtype": "q_data_type",
+    "window": "window_left",
+    "softcap": "logits_soft_cap",
+    "k_cache": "paged_kv_cache",
+    "v_cache": "paged_kv_cache",
+}
 
 
 @dataclass(frozen=True)
@@ -73,31 +81,34 @@ class PlannedStep:
         num_tokens: rows of q.
     """
 
-    def __init__(self, batch: Batch, shape: Shape, mask: Mask, workspace: Tensor | None) -> None:
-        """Plans the step; a workspace is used where it is large enough."""
+    def __init__(
+        self, batch: Batch, shape: Shape, mask: Mask, workspace: Tensor | None, names: dict[str, str | None]
+    ) -> None:
+        """Plans the step; a workspace is used where it is large enough, and errors blame the arguments of `names`."""
         self.batch, self.num_tokens = batch, int(batch.cu_seqlens_q[-1])
-        self._shape, self._mask = shape, mask
+        self._shape, self._mask, self._names = shape, mask, {**_OPTIONS, **names}
         self._plan = self._planned(mask.window_left)
         words = None if workspace is None else workspace.flatten().view(torch.uint8)
         self._workspace = words if words is not None and words.shape[0] >= self._plan.workspace_bytes else None
 
     def _planned(self, window_left: int) -> Plan:
         shape, mask = self._shape, self._mask
-        return chunkattn.plan(
-            self.batch.cu_seqlens_q,
-            self.batch.seq_lens,
-            num_q_heads=shape.num_q_heads,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            head_dim_v=shape.head_dim_v,
-            page_size=shape.page_size if mask.rope is None else 1,
-            dtype=shape.q_dtype,
-            causal=mask.causal,
-            window=(window_left, -1),
-            invariant=mask.invariant,
-            num_splits=mask.num_splits,
-            layout=shape.kv_layout if mask.rope is None else "NHD",
-        )
+        with foreign_names(**self._names):
+            return chunkattn.plan(
+                self.batch.cu_seqlens_q,
+                self.batch.seq_lens,
+                num_q_heads=shape.num_q_heads,
+                num_kv_heads=shape.num_kv_heads,
+                head_dim=shape.head_dim,
+                head_dim_v=shape.head_dim_v,
+                page_size=shape.page_size if mask.rope is None else 1,
+                dtype=shape.q_dtype,
+                causal=mask.causal,
+                window=(window_left, -1),
+                invariant=mask.invariant,
+                num_splits=mask.num_splits,
+                layout=shape.kv_layout if mask.rope is None else "NHD",
+            )
 
     def run(
         self,
@@ -139,29 +150,30 @@ class PlannedStep:
         if natural is None and return_lse:
             natural = torch.empty(q.shape[0], q.shape[1], dtype=torch.float32, device=q.device)
         scale = q.shape[-1] ** -0.5 if mask.softmax_scale is None else mask.softmax_scale
-        result = chunkattn.attention(
-            q,
-            k_cache,
-            v_cache,
-            batch.block_table,
-            batch.cu_seqlens_q,
-            batch.seq_lens,
-            softmax_scale=scale * factor * k_factor,
-            causal=mask.causal,
-            window=(left, -1),
-            softcap=mask.softcap if softcap is None else softcap,
-            alibi_slopes=mask.slopes,
-            sinks=None if sinks is None else sinks.float(),
-            tree_mask=mask.tree,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            invariant=mask.invariant,
-            num_splits=mask.num_splits,
-            plan=self._plan if left == mask.window_left else self._planned(left),
-            workspace=self._workspace if left == mask.window_left else None,
-            out=native_out,
-            lse=natural,
-        )
+        with foreign_names(**self._names):
+            result = chunkattn.attention(
+                q,
+                k_cache,
+                v_cache,
+                batch.block_table,
+                batch.cu_seqlens_q,
+                batch.seq_lens,
+                softmax_scale=scale * factor * k_factor,
+                causal=mask.causal,
+                window=(left, -1),
+                softcap=mask.softcap if softcap is None else softcap,
+                alibi_slopes=mask.slopes,
+                sinks=None if sinks is None else sinks.float(),
+                tree_mask=mask.tree,
+                k_scale=k_scale,
+                v_scale=v_scale,
+                invariant=mask.invariant,
+                num_splits=mask.num_splits,
+                plan=self._plan if left == mask.window_left else self._planned(left),
+                workspace=self._workspace if left == mask.window_left else None,
+                out=native_out,
+                lse=natural,
+            )
         assert isinstance(result, Tensor)  # return_lse is not set
         if v_factor != 1.0:
             result = result * v_factor

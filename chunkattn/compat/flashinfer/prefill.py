@@ -7,18 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chunkattn.compat.flashinfer.alibi import alibi_slopes
+from chunkattn.compat.flashinfer.csr_step import csr_batch, names_of, positions, split_rule
 from chunkattn.compat.flashinfer.custom_mask import tree_mask, unpack_bits
-from chunkattn.compat.flashinfer.planned_step import Mask, PlannedStep, Scale, Scales, Shape
-from chunkattn.compat.flashinfer.pools import PagedKVCache, check_layout, dtype_of
-from chunkattn.compat.flashinfer.rope_llama import RopeLlama
-from chunkattn.compat.refusals import refuse, refuse_unless
-from chunkattn.types import Batch
+from chunkattn.compat.flashinfer.paged_wrapper import PagedWrapper
+from chunkattn.compat.flashinfer.planned_step import Mask, PlannedStep, Scale, Shape
+from chunkattn.compat.flashinfer.pools import PagedKVCache, dtype_of
+from chunkattn.compat.refusals import refuse_unless
 
 _NAME = "BatchPrefillWithPagedKVCacheWrapper"
 
 
-class BatchPrefillWithPagedKVCacheWrapper:
+class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
     """Plans a ragged batch once and runs it in every layer.
 
     Example:
@@ -66,9 +65,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
             jit_args=(jit_args, None),
             jit_kwargs=(jit_kwargs, None),
         )
-        self._layout = check_layout(kv_layout)
-        self._workspace = float_workspace_buffer
-        self._step: PlannedStep | None = None
+        super().__init__(float_workspace_buffer, kv_layout)
 
     def plan(
         self,
@@ -138,9 +135,11 @@ class BatchPrefillWithPagedKVCacheWrapper:
         )
         if seq_lens_q is not None and not torch.equal(seq_lens_q.flatten().to(qo_indptr), torch.diff(qo_indptr)):
             raise ValueError(f"seq_lens_q: expected the differences of qo_indptr, got {seq_lens_q.tolist()}")
-        batch = csr_batch(
-            qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size, seq_lens, block_tables
+        tables = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
+        names = names_of(
+            "qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len", seq_lens, block_tables
         )
+        batch = csr_batch(qo_indptr, *tables, page_size, seq_lens, block_tables, names)
         tree = None
         if custom_mask is not None or packed_custom_mask is not None:
             q_lens, kv_lens = torch.diff(batch.cu_seqlens_q).tolist(), batch.seq_lens.tolist()
@@ -176,6 +175,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
                 rope,
             ),
             self._workspace,
+            {**names, "head_dim": "head_dim_qk", "head_dim_v": "head_dim_vo"},
         )
 
     begin_forward = plan
@@ -214,96 +214,19 @@ class BatchPrefillWithPagedKVCacheWrapper:
         Returns:
             out, or (out, lse) with `return_lse`.
         """
-        step = planned(self._step)
-        refuse_unless(
-            _NAME + ".run",
-            args=(args, ()),
-            kv_cache_sf=(kv_cache_sf, None),
-            skip_softmax_threshold_scale_factor=(skip_softmax_threshold_scale_factor, None),
-            uses_spcompress=(uses_spcompress, False),
-        )
-        result, state = step.run(
-            _NAME + ".run",
+        return self._run(
             q,
             paged_kv_cache,
-            scales=Scales(q_scale, k_scale, v_scale),
+            scales=(q_scale, k_scale, v_scale),
             out=out,
             lse=lse,
             return_lse=return_lse,
             window_left=window_left,
             sinks=sinks,
+            neutral={
+                "args": (args, ()),
+                "kv_cache_sf": (kv_cache_sf, None),
+                "skip_softmax_threshold_scale_factor": (skip_softmax_threshold_scale_factor, None),
+                "uses_spcompress": (uses_spcompress, False),
+            },
         )
-        return (result, state) if return_lse and state is not None else result
-
-    def run_return_lse(self, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        """`run` with ``return_lse=True``."""
-        return self.run(*args, **options, return_lse=True)  # type: ignore[return-value]
-
-    def end_forward(self) -> None:
-        """Nothing to do."""
-
-    def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
-        """Takes another workspace from the next `plan` on; integers need none."""
-        self._workspace = float_workspace_buffer
-
-
-def csr_batch(
-    qo_indptr: Tensor,
-    kv_indptr: Tensor,
-    kv_indices: Tensor,
-    last_page_len: Tensor,
-    page_size: int,
-    seq_lens: Tensor | None,
-    block_tables: Tensor | None,
-) -> Batch:
-    """The step's tensors on the device of the page list; reads the longest table off `kv_indptr`, a host sync."""
-    device = kv_indices.device
-    starts = kv_indptr.to(device, torch.int32)
-    longest = int(torch.diff(starts).max()) if starts.shape[0] > 1 else 0
-    batch = Batch.from_csr(
-        qo_indptr.to(device, torch.int32),
-        starts,
-        kv_indices,
-        last_page_len.to(device, torch.int32),
-        page_size=page_size,
-        max_pages=longest,
-    )
-    return Batch(
-        batch.cu_seqlens_q,
-        batch.seq_lens if seq_lens is None else seq_lens.flatten().to(device, torch.int32),
-        batch.block_table if block_tables is None else block_tables.to(device, torch.int32),
-    )
-
-
-def positions(
-    name: str, mode: str, num_heads: int, softcap: float | None, rope_scale: float | None, rope_theta: float | None
-) -> tuple[Tensor | None, RopeLlama | None]:
-    """(ALiBi slopes, rotary embedding) of a positional encoding's name."""
-    if mode == "NONE":
-        return None, None
-    if mode == "ROPE_LLAMA":
-        return None, RopeLlama(rope_scale or 1.0, rope_theta or 1e4)
-    if mode != "ALIBI":
-        raise ValueError(f"pos_encoding_mode: expected 'NONE', 'ROPE_LLAMA' or 'ALIBI', got {mode!r}")
-    if softcap:
-        raise refuse(name, "logits_soft_cap", "expected none with ALiBi, whose bias FlashInfer adds before the cap")
-    return alibi_slopes(num_heads), None
-
-
-def split_rule(fixed_split_size: int | None, disable_split_kv: bool) -> tuple[bool, int | None]:
-    """(invariant, num_splits) of FlashInfer's two ways to make rows independent of the batch."""
-    fixed = fixed_split_size is not None and fixed_split_size > 0
-    if fixed and disable_split_kv:
-        raise ValueError("disable_split_kv: expected False with fixed_split_size, got True")
-    return fixed, 1 if disable_split_kv else None
-
-
-def planned(step: PlannedStep | None) -> PlannedStep:
-    """The planned step.
-
-    Raises:
-        RuntimeError: there is none.
-    """
-    if step is None:
-        raise RuntimeError("run: expected a plan before it, got none")
-    return step

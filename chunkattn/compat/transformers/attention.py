@@ -11,10 +11,11 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 
 import chunkattn
 from chunkattn.compat.contiguous_kv import PagedView, packed_segments
-from chunkattn.compat.refusals import refuse_unless
+from chunkattn.compat.refusals import foreign_names, refuse_unless
 from chunkattn.errors import UnsupportedError
 
 _FUNCTION = "attention for transformers"
+_NAMES = {"q": "query", "k_cache": "key", "v_cache": "value", "window": "sliding_window", "sinks": "s_aux"}
 
 
 def attention_forward(
@@ -49,7 +50,8 @@ def attention_forward(
         dropout, position_bias, output_attentions: only at their defaults.
         cache: the paged cache of continuous batching. Its full-attention layers are read in place, through the step's
             own index of slots; sliding ones are gathered first, as transformers does.
-        kwargs: of the paged cache: cu_seq_lens_q, cu_seq_lens_k, max_length_k, read_index, write_index.
+        kwargs: of the paged cache: cu_seq_lens_q, cu_seq_lens_k, max_length_k, read_index, write_index; refused
+            without it. What else models pass on, as position_ids, says nothing about attention.
 
     Returns:
         ([B, T, Hq, Dv], None).
@@ -64,6 +66,8 @@ def attention_forward(
         output_attentions=(output_attentions, False),
         block_table=(kwargs.get("block_table"), None),
     )
+    if cache is None:  # packed sequences come with a paged cache
+        refuse_unless(_FUNCTION, **{name: (kwargs.get(name), None) for name in ("cu_seq_lens_q", "cu_seq_lens_k")})
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     left = -1 if sliding_window is None else sliding_window - 1
     options = {
@@ -81,7 +85,8 @@ def attention_forward(
     else:
         spans = None if attention_mask is None else _checked(attention_mask, batch_size, left, key.shape[2])
         view, cu_seqlens_q, seq_lens = _dense(key, value, q_length, spans)
-    out = chunkattn.attention(q, *view, cu_seqlens_q, seq_lens, **options)  # type: ignore[arg-type]
+    with foreign_names(**_NAMES):
+        out = chunkattn.attention(q, *view, cu_seqlens_q, seq_lens, **options)  # type: ignore[arg-type]
     assert isinstance(out, Tensor)  # return_lse is not set
     return out.unflatten(0, (batch_size, q_length)), None
 
