@@ -248,3 +248,15 @@ def test_compiled_calls_take_what_is_in_force() -> None:
             out = compiled(*inputs.batch())
             assert_rows_close(out, inputs.expected()[0])
     assert dict(counter["stats"]) == frames
+
+
+def test_the_package_comes_with_a_table_that_can_be_read() -> None:
+    import warnings
+
+    from chunkattn.planning.measured import SHIPPED
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for key in TuningTable(SHIPPED):
+            assert key.library == chunkattn.__version__
+    assert SHIPPED.exists()
