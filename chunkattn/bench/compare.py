@@ -121,6 +121,10 @@ def _times(samples: list[Sample], *, cpu: bool) -> list[float]:
     return sorted(s.median_s for s in samples if s.quiet) or sorted(s.median_s for s in samples)
 
 
+def _seconds(sample: Sample, *, cpu: bool) -> float:
+    return sample.cpu_s if cpu and sample.cpu_s is not None else sample.median_s
+
+
 def _fastest(samples: list[Sample]) -> list[float]:
     """CPU seconds of the fastest third of the windows.
 
@@ -200,15 +204,19 @@ def _shift(pairs: list[_Pair], *, cpu: bool) -> tuple[float, float] | None:
 
 
 def rivalry(record: Record) -> list[Change]:
-    """Our build against the other one that took turns with it (`--against`), case by case, round by round."""
+    """Our build against the other one that took turns with it (`--against`), case by case, round by round.
+
+    With one thread by CPU time, else by wall time of the rounds without neighbours.
+    """
     changes = []
     for cell in record.cells:
         mine, other = cell.provider(providers.OURS[0]), cell.provider("rival")
         if mine is None or other is None or not mine.samples or not other.samples:
             continue
+        cpu = _one_thread(cell)
         pairs = list(zip(other.samples, mine.samples, strict=False))
-        quiet = [(a, b) for a, b in pairs if a.quiet and b.quiet]
-        shifts = sorted(math.log(b.median_s / a.median_s) for a, b in quiet or pairs)
+        quiet = [(a, b) for a, b in pairs if cpu or (a.quiet and b.quiet)]
+        shifts = [math.log(_seconds(b, cpu=cpu) / _seconds(a, cpu=cpu)) for a, b in quiet or pairs]
         middle, noise = statistics.median(shifts), 3.0 * _median_error(shifts)
         limit = max(SMALLEST, noise)
         verdict = "slower" if middle > limit else "faster" if middle < -limit else "same"

@@ -171,7 +171,7 @@ def run_case(
             entry = Measured(key, label, "measured")
             cell.providers.append(entry)
             late = time.perf_counter() - begin > _PREPARING * limit_s
-            if late and len(contenders) > _ENOUGH_PEERS:
+            if late and len(contenders) > _ENOUGH_PEERS and module.missing() is None:
                 entry.status, entry.reason = "skipped", "no time left on this busy machine"
                 continue
             contender = _admit(key, module, case, steps, entry, graph=graph)

@@ -41,6 +41,20 @@ def test_a_package_that_does_not_import_is_refused(tmp_path: Path) -> None:
         rival.Process(tmp_path)
 
 
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "same"), (1.1, "slower")])
+def test_one_thread_takes_turns_by_cpu_time(factor: float, verdict: str) -> None:
+    """Nobody is ever quiet, and the wall time of a round is anybody's guess."""
+    walls = [1.0, 2.5, 1.2, 3.0, 1.4, 1.1, 2.2]
+    mine, other = (
+        Measured(name, "", "measured", samples=[Sample(wall, wall, 1, False, cpu) for wall in order])
+        for name, cpu, order in (("chunkattn", 0.01 * factor, walls), ("rival", 0.01, walls[::-1]))
+    )
+    cell = session.run_case(fakes.SMALL, session.Settings((), Effort(1, 1, 0.001), max_buffers=1))
+    cell.providers, cell.limits, cell.threads = [mine, other], {}, 1
+    (change,) = compare.rivalry(Record(cells=[cell]))
+    assert change.verdict == verdict
+
+
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "same"), (1.1, "slower"), (0.9, "faster")])
 def test_the_verdict_is_taken_round_by_round(factor: float, verdict: str) -> None:
     """Rounds that differ by half among themselves, as on a shared machine, do not hide a tenth."""
