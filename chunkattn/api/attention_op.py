@@ -64,7 +64,9 @@ def attention(
             32·w + j of its own request (new token j is at position ``seq_len - q_len + j``). Applied besides
             causal and window; history stays visible.
         k_scale, v_scale: fp32 [], [Hkv] or [N, P, Hkv]: stored value times scale is the true value. Quantised
-            caches only.
+            caches only. Entries of slopes, sinks and scales are not looked at: a NaN or infinite one makes the rows of
+            its head NaN or infinite, and no others (a sink of -inf is no sink). ``CHUNKATTN_DEBUG=1`` refuses it,
+            except among the scales of single slots, where those of dead ones may hold anything.
         return_lse: also return the log-sum-exp of every row.
         out: [T, Hq, Dv] of q's dtype to write into, any strides with the last dim contiguous; None allocates. Like lse
             and workspace it must share no element with another argument, q included (views of one storage that lie
