@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator
-from statistics import median
+from functools import partial
 
+from chunkattn.bench.timing import Window
+from chunkattn.bench.timing import window as window_of
 from chunkattn.models import Decoder
 from chunkattn.models.activation_memory import peak_activation_bytes
 from chunkattn.scheduler import Chunk, Request, ScheduledBatch
@@ -15,6 +16,7 @@ from chunkattn.simulation.cost_model import CostModel, MeasuredStep
 
 Shape = tuple[tuple[int, int], ...]  # (tokens, history) of each request; one token with history is a decode
 _HELD_OUT = 12
+_ROUNDS, _MOST_ROUNDS = 3, 6
 _ENOUGH_S = 0.6  # of measuring one shape
 
 
@@ -70,12 +72,7 @@ class Calibration:
             progress: called with the steps done and to do.
         """
         shapes = [*self.shapes, *self.held_out]
-        self._measure(self.shapes[0])  # first-use costs
-        steps = []
-        for i, shape in enumerate(shapes):
-            progress(i, len(shapes))
-            steps.append(self._measure(shape))
-        progress(len(shapes), len(shapes))
+        steps = self._measure(shapes, progress)
         config = self._decoder.config
         return CostModel.fit(
             steps[: len(self.shapes)],
@@ -90,17 +87,27 @@ class Calibration:
             },
         )
 
-    def _measure(self, shape: Shape) -> MeasuredStep:
-        """Median of three runs; of fewer where a run is long."""
-        batch = self._batch(shape)
-        if self._decoder.device.type == "cuda":
-            self._executor(batch)  # the first step of a shape compiles kernels and captures a graph
-        times: list[float] = []
-        while len(times) < 3 and sum(times) < _ENOUGH_S:
-            start = time.perf_counter()
-            self._executor(batch)
-            times.append(time.perf_counter() - start)
-        return MeasuredStep(StepWork.of(batch.chunks), median(times))
+    def _measure(self, shapes: list[Shape], progress: Callable[[int, int], None]) -> list[MeasuredStep]:
+        """Rounds over all shapes in an order drawn anew, so that a disturbance of the machine is spread over many.
+
+        A disturbance only ever adds time: a step's time is the least of its runs, of those with a quiet machine where
+        there were any. Shapes without one get further rounds; long steps run less often.
+        """
+        batches = [self._batch(shape) for shape in shapes]
+        for batch in batches if self._decoder.device.type == "cuda" else batches[:1]:
+            self._executor(batch)  # first-use costs; on a GPU of every shape, which may compile
+        windows: list[list[Window]] = [[] for _ in shapes]
+        order, source = list(range(len(shapes))), random.Random(0)
+        for number in range(_MOST_ROUNDS):
+            source.shuffle(order)
+            for done, i in enumerate(order):
+                progress(min((number * len(shapes) + done) // _ROUNDS, len(shapes)), len(shapes))
+                enough = sum(window.median_s for window in windows[i]) >= _ENOUGH_S
+                quiet = any(window.quiet for window in windows[i])
+                if not quiet or (number < _ROUNDS and not enough):
+                    windows[i].append(window_of(partial(self._executor, batches[i]), seconds=0.0, min_calls=1))
+        progress(len(shapes), len(shapes))
+        return [MeasuredStep(StepWork.of(batch.chunks), _least(runs)) for batch, runs in zip(batches, windows)]
 
     def _activations(self) -> tuple[float, float]:
         """Bytes per token of a chunk and per row of logits."""
@@ -124,6 +131,10 @@ class Calibration:
             chunks.append(Chunk(request, history, tokens, decodes, True, range(page, page + pages)))
             page += pages
         return ScheduledBatch(0, tuple(chunks))
+
+
+def _least(runs: list[Window]) -> float:
+    return min(run.median_s for run in [run for run in runs if run.quiet] or runs)
 
 
 def _powers(first: int, last: int, factor: int = 2) -> Iterator[int]:
