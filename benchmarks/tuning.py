@@ -38,6 +38,11 @@ HELD_OUT = (
     *("1x48+0", "1x96+300", "1x384+1000", "3x128+700", "1x320+0"),
     *("1x48+100,6x1+300", "1x96+0,3x1+900", "1x384+700,12x1+800", "2x128+1500,20x1+1000"),
 )
+# Fewer of the tuner's own, for many short runs: one or two of each class.
+NOISY = (
+    *("4 decodes at 512", "2 decodes at 2k", "16 decodes at 2k", "chunk 64 after 128", "chunk 256"),
+    *("chunk 512 after 2k", "chunk 32 and 4 decodes", "chunk 256 and 16 decodes"),
+)
 BUSY = "import torch; torch.set_num_threads(1); a = torch.randn(700, 700)\nwhile True: a = (a @ a).clamp(-1, 1)"
 PAIRS = 15
 
@@ -94,7 +99,7 @@ def noisy(found: Sequence[Job], number: int, seconds: float) -> dict[str, Any]:
 def judge(module: Any, rows: Sequence[dict[str, Any]], most: int) -> None:
     """Compares what noisy runs accepted with the default, on a machine that is quiet now."""
     waiting = [row for row in rows if row["winner"] and "default_by_tuned" not in row]
-    found = {job.key.mix_class: job for job in jobs(module, cases(MIXES), "cpu")}
+    found = {job.key.mix_class: job for job in jobs(module, cases({name: MIXES[name] for name in NOISY}), "cpu")}
     for row in waiting[:most]:
         row |= compare(module, found[row["mix_class"]].cases, row["values"])
 
@@ -176,7 +181,7 @@ def main() -> None:
     record = json.loads(options.output.read_text()) if options.output.exists() else {"machine": machine.describe()}
     rows = record.setdefault("noisy" if options.what == "judge" else options.what, [])
     if options.what == "noisy":
-        found = list(jobs(module, cases(MIXES), "cpu"))
+        found = list(jobs(module, cases({name: MIXES[name] for name in NOISY}), "cpu"))
         while len(rows) < options.runs:
             rows.append(noisy(found, options.first + len(rows), options.seconds))
             print(rows[-1], flush=True)
