@@ -97,18 +97,25 @@ def add(folder: Path, kinds: tuple[str, ...], runs: int, options: list[str]) -> 
 
 
 def judge(folder: Path) -> dict[str, Any]:
-    """Every verdict on the runs of a folder, and how many are right."""
-    changes: dict[str, list[compare.Change]] = {"same build": [], "slowed": []}
+    """Every verdict on the runs of a folder, by pair and by case, and how many are right."""
+    found: dict[str, list[list[compare.Change]]] = {"same build": [], "slowed": []}
     for path in sorted(folder.glob("before-*.json")):
         before = Record.load(path)
         for kind, name in (("after", "same build"), ("slowed", "slowed")):
             second = path.with_name(path.name.replace("before", kind))
             if second.is_file():
-                changes[name] += compare.compare(before, Record.load(second))
+                found[name].append(compare.compare(before, Record.load(second)))
     for kind, name in (("plain", "same build"), ("slowed", "slowed")):
         for path in sorted(folder.glob(f"{kind}-*.json")):
-            changes[name] += compare.rivalry(Record.load(path))
-    return {name: {case.key: _count(name, case.key, found) for case in CASES} for name, found in changes.items()}
+            if not path.with_name(path.name.replace(kind, "before")).is_file():
+                found[name].append(compare.rivalry(Record.load(path)))
+    return {name: _counts(name, pairs) for name, pairs in found.items()}
+
+
+def _counts(name: str, pairs: list[list[compare.Change]]) -> dict[str, Any]:
+    whole = {"called_slower": sum(bool(compare.regressions(pair)) for pair in pairs), "of": len(pairs)}
+    changes = [*itertools.chain.from_iterable(pairs)]
+    return {"pairs": whole, **{case.key: _count(name, case.key, changes) for case in CASES}}
 
 
 def _count(name: str, key: str, changes: list[compare.Change]) -> dict[str, Any]:
@@ -155,13 +162,21 @@ def _report(folder: Path, output: Path | None) -> int:
     found = judge(folder)
     wrong = 0
     for name, cases in found.items():
+        pairs = cases["pairs"]
+        print(f"{name}: exit status 1 in {pairs['called_slower']} of {pairs['of']} pairs")
         for key, count in cases.items():
+            if key == "pairs":
+                continue
             wrong += count["wrong"]
             shifts = " ".join(f"{change:+.1f}" for change in count["change_percent"])
             print(f"{name}, {key}: {count['right']} of {count['of']} right, {count['unclear']} unclear\n  {shifts} %")
     if output is not None:
         date = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-        facts = {"command": " ".join(["python", *sys.argv]), "date": date, "machine": machine.describe()}
+        facts = {
+            "command": "python benchmarks/slowed.py pairs DIR, then judge DIR",
+            "date": date,
+            "machine": machine.describe(),
+        }
         output.write_text(json.dumps({**facts, "versions": machine.versions(), "verdicts": found}, indent=1) + "\n")
     return wrong
 
