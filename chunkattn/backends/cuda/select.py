@@ -65,8 +65,8 @@ def _attention(spec: AttentionSpec, device: Gpu) -> tuple[tuple[Variant, ...], s
     able = [variant for variant in found if not lacking(variant, spec)]
     if not able:
         return (), f"{found[0].kernel} has no {', '.join(lacking(found[0], spec))}"
-    # The newest architecture, then the narrowest tile that holds the head dims.
-    return tuple(sorted(able, key=lambda v: (-int(v.arch.rstrip("a")), _width(v, spec) or 0))), ""
+    # The narrowest tile that holds the head dims, then the newest architecture.
+    return tuple(sorted(able, key=lambda v: (_width(v, spec) or 0, -int(v.arch.rstrip("a"))))), ""
 
 
 def _width(variant: Variant, spec: AttentionSpec) -> int | None:

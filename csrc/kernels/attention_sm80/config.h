@@ -43,6 +43,7 @@ struct Config {
 
   // The sums of a state that leaves registers; eight more columns keep its rows in different banks.
   static constexpr int kStagePitch = kHeadDimV + 8;
+  CHUNKATTN_HOST_DEVICE static constexpr int staged(int row, int column) { return row * kStagePitch + column; }
 };
 
 // Shared memory of one class of tiles: queries, a ring of slots that hold K and V blocks in turn, then scales. The

@@ -1,6 +1,4 @@
-#include <algorithm>
-
-#include "kernels/alignment.h"
+#include "kernels/attention/host_params.h"
 #include "kernels/attention_sm80/kernel.cuh"
 #include "kernels/library.h"
 
@@ -14,44 +12,6 @@ static_assert(CHUNKATTN_DECODE_ROWS == Variant::kDecodeRows, "the planner's deco
 static_assert(CHUNKATTN_CTAS_PER_SM == kCtasPerSm, "the planner's workers are the kernel's CTAs");
 static_assert(CHUNKATTN_KV_TILE % Variant::kPrefillBlock == 0 && CHUNKATTN_KV_TILE % Variant::kDecodeBlock == 0,
               "splits begin where blocks of keys begin");
-
-// Of rows of `element_bytes` elements at these strides.
-Access access_of(const void* data, int64_t element_bytes, std::initializer_list<int64_t> strides) {
-  for (const Access access : {Access::k16, Access::k8}) {
-    const int64_t unit = static_cast<int64_t>(access);
-    bool fits = is_aligned(data, unit);
-    for (const int64_t stride : strides) fits = fits && is_multiple(stride * element_bytes, unit);
-    if (fits) return access;
-  }
-  return Access::kElements;
-}
-
-Access access_of(const PagedPool& pool) {
-  return access_of(pool.data, size_of(pool.dtype), {pool.stride_page, pool.stride_slot, pool.stride_head});
-}
-
-KernelParams kernel_params(const AttentionParams& p, const PlannedStep& step, const WorkspaceLayout& layout) {
-  KernelParams k;
-  k.attention = p;
-  k.spec = step.spec;
-  k.plan = step.plan;
-  char* workspace = static_cast<char*>(step.workspace);
-  k.queue_heads = reinterpret_cast<int32_t*>(workspace);
-  k.arrivals = k.queue_heads + WorkspaceLayout::kQueueHeads;
-  k.partials = {reinterpret_cast<float*>(workspace + layout.out_offset()),
-                reinterpret_cast<float*>(workspace + layout.max_offset()),
-                reinterpret_cast<float*>(workspace + layout.sum_offset()), static_cast<int32_t>(p.head_dim_v)};
-  k.carry_rows = layout.carry_begin();
-  k.group = Divisor(p.group());
-  k.page_size = Divisor(p.page_size);
-  k.query_access = access_of(p.q, size_of(p.dtype), {p.q_stride_token, p.q_stride_head});
-  k.key_access = access_of(p.k);
-  k.value_access = access_of(p.v);
-  k.out_aligned = access_of(p.out, size_of(p.dtype), {p.out_stride_token, p.out_stride_head}) != Access::kElements;
-  // Half of the CTAs: block b and block b + SMs share an SM, so that every SM has one of each kind.
-  k.decode_first = static_cast<int32_t>(step.spec.num_workers / 2);
-  return k;
-}
 
 }  // namespace
 }  // namespace chunkattn::sm80

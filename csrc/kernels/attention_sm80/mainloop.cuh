@@ -1,8 +1,9 @@
 // The main loops: query rows of one item against its keys, block by block in ascending order.
 #pragma once
 #include "chunkattn/kv/paged_rows.cuh"
+#include "kernels/attention/key_blocks.cuh"
+#include "kernels/attention/warp_tile.cuh"
 #include "kernels/attention_sm80/queries.cuh"
-#include "kernels/attention_sm80/warp_tile.cuh"
 
 namespace chunkattn::sm80 {
 
@@ -10,8 +11,8 @@ namespace chunkattn::sm80 {
 template <class Config, class Geometry>
 class Ring {
  public:
-  using Loader =
-      PagedLoader<Geometry::kLoadRows, kWarps, Config::kKeyBytes, Config::kValueBytes, Config::kElementBytes>;
+  using Loader = PagedLoader<Geometry::kLoadRows, kWarps, SharedTile<Config::kKeyBytes>,
+                             SharedTile<Config::kValueBytes>, Config::kElementBytes>;
   static constexpr int kAhead = Geometry::kStages - 1;  // tiles under way while one is computed on
 
   __device__ Ring(char* shared, const Loader& loader, int num_blocks)
@@ -45,9 +46,10 @@ class Ring {
     if (tiles_left_ > 0) {
       const uint32_t slot = slots_ + writing_ * Geometry::kSlot, scales = scales_ + writing_ * Geometry::kBlock * 4;
       if (is_keys) {
-        loader_.load_keys(slot, scales);
+        loader_.advance();
+        loader_.copy_keys(slot, scales);
       } else {
-        loader_.load_values(slot, scales);
+        loader_.copy_values(slot, scales);
       }
       --tiles_left_;
       writing_ = writing_ + 1 == Geometry::kStages ? 0 : writing_ + 1;
@@ -60,25 +62,12 @@ class Ring {
   int tiles_left_, writing_ = 0, reading_ = Geometry::kStages - 1;
 };
 
-__device__ inline VisibleKeys visible_keys(const KernelParams& p, const Task& task) {
-  return VisibleKeys(p.attention, task.kv_len, task.first_new_key(), task.first_token);
-}
-
 // Attention of a task's rows over the keys of its current segment, which ends at kv_end; leaves the state staged at the
 // start of shared memory, after a barrier. Ends with nothing under way.
 template <class Config, class Geometry>
 __device__ void attend(const KernelParams& p, const Task& task, int32_t kv_end, char* shared) {
   const int thread = ptx::thread_index(), lane = thread % 32, warp = thread / 32;
-  const VisibleKeys visible = visible_keys(p, task);
-
-  // Keys that some row sees, and keys that every row sees.
-  const int32_t first_position = PackedRow(task, p.group, task.row_begin).position(task);
-  const int32_t last_position = PackedRow(task, p.group, task.row_end - 1).position(task);
-  KeyRange some = visible.of_rows(first_position, last_position);
-  some = {max(some.begin, task.segment_begin), min(some.end, kv_end)};
-  const KeyRange every = visible.by_all_rows(first_position, last_position);
-  const int32_t first_block = some.begin / Geometry::kBlock;
-  const int32_t end_block = some.end > some.begin ? (some.end + Geometry::kBlock - 1) / Geometry::kBlock : first_block;
+  const KeyBlocks<Geometry::kBlock> blocks(p, task, task.segment_begin, kv_end);
 
   // The part of the tile that this warp computes on.
   const int warp_row = Geometry::kDecode ? 0 : warp * Geometry::kWarpRows;
@@ -86,7 +75,8 @@ __device__ void attend(const KernelParams& p, const Task& task, int32_t kv_end, 
   const uint32_t queries_at = ptx::shared_address(shared), ring_at = queries_at + Geometry::kRing;
   const auto queries =
       FragmentReader<Config::kQueryBytes>::rows_then_chunks(queries_at + warp_row * Config::kQueryBytes, lane);
-  const auto keys = WarpTile<Config, Geometry>::key_reader(ring_at + warp_key * Config::kKeyBytes, lane);
+  const auto keys = WarpTile<Config, Geometry>::template key_reader<SharedTile<Config::kKeyBytes>>(
+      ring_at + warp_key * Config::kKeyBytes, lane);
   const auto values =
       FragmentReader<Config::kValueBytes>::rows_then_chunks(ring_at + warp_key * Config::kValueBytes, lane);
   const float* token_scales = reinterpret_cast<const float*>(shared + Geometry::kKeyScales) + warp_key;
@@ -98,8 +88,8 @@ __device__ void attend(const KernelParams& p, const Task& task, int32_t kv_end, 
   using BlockRing = Ring<Config, Geometry>;
   BlockRing ring(shared,
                  typename BlockRing::Loader(p.attention, p.page_size, p.key_access, p.value_access, task.request,
-                                            task.kv_head, some.begin, some.end, first_block, warp, lane),
-                 end_block - first_block);
+                                            task.kv_head, blocks.some.begin, blocks.some.end, blocks.first, warp, lane),
+                 blocks.end - blocks.first);
   const ScoreMod mod(p.attention, task.kv_head);
   const float factor = mod.softmax_factor();
   const bool transforms = mod.transforms;
@@ -110,14 +100,14 @@ __device__ void attend(const KernelParams& p, const Task& task, int32_t kv_end, 
 
   WarpTile<Config, Geometry> tile(lane);
 #pragma unroll 1
-  for (int32_t block = first_block; block < end_block; ++block) {
+  for (int32_t block = blocks.first; block < blocks.end; ++block) {
     const int32_t first_key = block * Geometry::kBlock + warp_key;
     ring.advance(true);
     tile.multiply_keys(queries.moved(0), keys.moved(ring.slot()));
     if (transforms)
       tile.transform(ScoreMod(p.attention, task.kv_head), p, task, task.row_begin + warp_row, first_key,
                      token_scales + ring.first_scale(), query_scales);
-    if (!every.holds_all(first_key, Geometry::kWarpKeys))
+    if (!blocks.every.holds_all(first_key, Geometry::kWarpKeys))
       tile.hide(visible_keys(p, task), p, task, task.row_begin + warp_row, first_key);
     ring.advance(false);
     tile.softmax_step(factor, transforms ? nullptr : query_scales,

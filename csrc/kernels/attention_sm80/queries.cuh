@@ -4,8 +4,8 @@
 #include "chunkattn/kv/paged_rows.cuh"
 #include "chunkattn/kv/widen.cuh"
 #include "chunkattn/seq/task.cuh"
+#include "kernels/attention/params.cuh"
 #include "kernels/attention_sm80/config.h"
-#include "kernels/attention_sm80/params.cuh"
 
 namespace chunkattn::sm80 {
 
@@ -86,7 +86,7 @@ __device__ inline void load_queries(const KernelParams& p, const Task& task, cha
     const int32_t row = task.row_begin + first_row + lane % kRows;
     const PackedRow packed(task, p.group, row);
     const int64_t offset = packed.token(task) * p.attention.q_stride_token + packed.q_head * p.attention.q_stride_head;
-    copy_rows<kRows, Config::kQueryBytes, 2>(
+    copy_rows<kRows, SharedTile<Config::kQueryBytes>, 2>(
         ptx::shared_address(shared), first_row, static_cast<const char*>(p.attention.q),
         row < task.row_end ? offset * 2 : kNoRow, static_cast<int>(p.attention.head_dim) * 2, p.query_access, lane);
   }

@@ -38,10 +38,9 @@ __device__ inline void copy_chunk(uint32_t target, const char* source, int valid
 
 // A warp copies kRows rows of `row_bytes` bytes (a multiple of the element) to rows first_row… of a tile. Lane r gives
 // the offset in bytes of row r % kRows from `base`. Bytes past a row's end become zeros.
-template <int kRows, int kRowBytes, int kElementBytes>
+template <int kRows, class Tile, int kElementBytes>
 __device__ inline void copy_rows(uint32_t tile, int first_row, const char* base, int64_t offset_of_row, int row_bytes,
                                  Access access, int lane) {
-  using Tile = SharedTile<kRowBytes>;
   constexpr int kCount = kRows * Tile::kChunks, kCopies = (kCount + 31) / 32;
   // Where rows fill whole copies, a lane keeps its chunk and moves down by the same number of rows every time.
   constexpr bool kRegular = 32 % Tile::kChunks == 0;
@@ -75,7 +74,7 @@ __device__ inline void copy_rows(uint32_t tile, int first_row, const char* base,
 
 // Walks the key blocks of an item in ascending order and copies, block by block, first K then V. A warp copies kRows of
 // the kWarps * kRows rows of a block; lane l looks up row l % kRows, one block ahead of its use.
-template <int kRows, int kWarps, int kKeyBytes, int kValueBytes, int kElementBytes>
+template <int kRows, int kWarps, class KeyTile, class ValueTile, int kElementBytes>
 class PagedLoader {
  public:
   static constexpr int kBlockRows = kRows * kWarps;
@@ -98,20 +97,27 @@ class PagedLoader {
     look_up();
   }
 
-  // K of the next block; `scales`: kBlockRows floats, or 0 where scales do not belong to tokens.
-  __device__ void load_keys(uint32_t tile, uint32_t scales) {
+  // Steps to the next block: its rows' places are known already, those of the block after it are looked up.
+  __device__ void advance() {
     page_ = next_page_;
     slot_ = next_slot_;
     next_ += kBlockRows;
     look_up();
-    copy_rows<kRows, kKeyBytes, kElementBytes>(tile, first_row_, head_of(p_.k), offset(p_.k),
-                                               static_cast<int>(p_.head_dim) * kElementBytes, key_access_, lane_);
+  }
+  // Where this lane's row of the block lies; slot() < 0: it is not read.
+  __device__ int32_t page() const { return page_; }
+  __device__ int32_t slot() const { return slot_; }
+
+  // K of the block; `scales`: kBlockRows floats, or 0 where scales do not belong to tokens.
+  __device__ void copy_keys(uint32_t tile, uint32_t scales) const {
+    copy_rows<kRows, KeyTile, kElementBytes>(tile, first_row_, head_of(p_.k), offset(p_.k),
+                                             static_cast<int>(p_.head_dim) * kElementBytes, key_access_, lane_);
     if (p_.k.scale.mode == ScaleMode::kPerTokenHead) load_scale(p_.k.scale, scales);
   }
-  // V of the block whose K was loaded last.
-  __device__ void load_values(uint32_t tile, uint32_t scales) const {
-    copy_rows<kRows, kValueBytes, kElementBytes>(tile, first_row_, head_of(p_.v), offset(p_.v),
-                                                 static_cast<int>(p_.head_dim_v) * kElementBytes, value_access_, lane_);
+  // V of the block.
+  __device__ void copy_values(uint32_t tile, uint32_t scales) const {
+    copy_rows<kRows, ValueTile, kElementBytes>(tile, first_row_, head_of(p_.v), offset(p_.v),
+                                               static_cast<int>(p_.head_dim_v) * kElementBytes, value_access_, lane_);
     if (p_.v.scale.mode == ScaleMode::kPerTokenHead) load_scale(p_.v.scale, scales);
   }
 

@@ -27,33 +27,50 @@ struct SharedTile {
   }
 };
 
+// The same for tiles that tensor copies write and wgmma reads: columns of 128 bytes, kRows rows of the one below those
+// of the other, with the permutation that the hardware calls a swizzle of 128 bytes.
+template <int kRows, int kRowBytes>
+struct ColumnTile {
+  using Column = SharedTile<128>;
+  static constexpr int kChunks = kRowBytes / 16, kColumns = kRowBytes / 128, kColumnBytes = kRows * 128;
+  static constexpr int kBytes = kColumns * kColumnBytes;
+  static_assert(kRowBytes % 128 == 0 && kRows % 8 == 0, "the permutation repeats after 8 rows of 128 bytes");
+
+  __device__ static uint32_t offset(int row, int chunk) {
+    return chunk / 8 * kColumnBytes + Column::offset(row, chunk % 8);
+  }
+  __device__ static uint32_t moved(uint32_t address, int rows, int chunks) {
+    return Column::moved(address, rows, chunks % 8) + chunks / 8 * kColumnBytes;
+  }
+};
+
 // Where one lane reads the fragments of a tile. Moving by a multiple of 8 rows is then a constant, another chunk one
 // exclusive-or.
-template <int kRowBytes>
-class FragmentReader {
+template <class Tile_>
+class TileReader {
  public:
-  using Tile = SharedTile<kRowBytes>;
+  using Tile = Tile_;
 
   // Lanes 16…31 begin one chunk to the right, lanes 8…15 eight rows further down: operand A, and transposed B.
-  __device__ static FragmentReader rows_then_chunks(uint32_t tile, int lane) {
-    return FragmentReader(tile + Tile::offset(lane % 16, lane / 16));
+  __device__ static TileReader rows_then_chunks(uint32_t tile, int lane) {
+    return TileReader(tile + Tile::offset(lane % 16, lane / 16));
   }
   // The other way round: operand B.
-  __device__ static FragmentReader chunks_then_rows(uint32_t tile, int lane) {
-    return FragmentReader(tile + Tile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+  __device__ static TileReader chunks_then_rows(uint32_t tile, int lane) {
+    return TileReader(tile + Tile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2));
   }
 
   // 32 rows of one chunk: operand B of 8-bit elements, of which a chunk is 16 deep.
-  __device__ static FragmentReader rows_of_chunk(uint32_t tile, int lane) {
-    return FragmentReader(tile + Tile::offset(lane, 0));
+  __device__ static TileReader rows_of_chunk(uint32_t tile, int lane) {
+    return TileReader(tile + Tile::offset(lane, 0));
   }
 
   // The same place of a tile `bytes` further on. What is derived from it is computed where it is used: hoisted out of
   // the main loop, the addresses of all chunks would cost a dozen registers.
-  __device__ FragmentReader moved(uint32_t bytes) const {
+  __device__ TileReader moved(uint32_t bytes) const {
     uint32_t address = address_ + bytes;
     asm volatile("" : "+r"(address));
-    return FragmentReader(address);
+    return TileReader(address);
   }
 
   // `row` a multiple of 8; `chunk` even, except for rows_of_chunk().
@@ -65,9 +82,12 @@ class FragmentReader {
   }
 
  private:
-  __device__ explicit FragmentReader(uint32_t address) : address_(address) {}
+  __device__ explicit TileReader(uint32_t address) : address_(address) {}
 
   uint32_t address_;
 };
+
+template <int kRowBytes>
+using FragmentReader = TileReader<SharedTile<kRowBytes>>;
 
 }  // namespace chunkattn

@@ -1,49 +1,26 @@
-// What a warp computes: some query rows against some keys, all in registers.
+// Some query rows against some keys by one warp: mma.sync, with fragments from shared memory.
 #pragma once
 #include "chunkattn/kv/widen.cuh"
-#include "chunkattn/mask/visible.cuh"
 #include "chunkattn/mma/multiply.cuh"
 #include "chunkattn/mma/shared_tile.cuh"
-#include "chunkattn/score/score_mod.cuh"
-#include "chunkattn/seq/task.cuh"
-#include "chunkattn/softmax/state.cuh"
-#include "kernels/attention_sm80/config.h"
-#include "kernels/attention_sm80/params.cuh"
+#include "kernels/attention/row_tile.cuh"
 
-namespace chunkattn::sm80 {
+namespace chunkattn {
 
-// Lane l holds, of every 16x8 tile, rows l / 4 and l / 4 + 8 and columns 2 (l % 4), 2 (l % 4) + 1.
 template <class Config, class Geometry>
-struct WarpTile {
+struct WarpTile : RowTile<Config, Geometry::kWarpRows, Geometry::kWarpKeys> {
+  using Rows = RowTile<Config, Geometry::kWarpRows, Geometry::kWarpKeys>;
+  using Rows::kM, Rows::kN, Rows::kRows, Rows::kV, Rows::key_of, Rows::lane, Rows::out, Rows::row_of, Rows::scores,
+      Rows::softmax;
   static constexpr DType kCompute = Config::kCompute;
-  static constexpr int kM = Geometry::kWarpRows / 16, kN = Geometry::kWarpKeys / 8, kV = Config::kHeadDimV / 8;
-  static constexpr int kRows = 2 * kM;  // of a lane
 
-  float out[kM][kV][4];
-  float scores[kM][kN][4];
   uint32_t weights[kM][kN][2];
-  SoftmaxRows<kRows> softmax;
-  const int lane;
 
-  __device__ explicit WarpTile(int lane) : lane(lane) { clear(); }
-
-  __device__ void clear() {
-    softmax = SoftmaxRows<kRows>();
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int v = 0; v < kV; ++v)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) out[m][v][i] = 0.0f;
-  }
-
-  // Row of the warp's rows that this lane's `row` (0 … kRows - 1) is, and the key of a column.
-  __device__ int row_of(int row) const { return row / 2 * 16 + row % 2 * 8 + lane / 4; }
-  __device__ int key_of(int n, int i) const { return n * 8 + lane % 4 * 2 + i % 2; }
+  __device__ explicit WarpTile(int lane) : Rows(lane) {}
 
   // scores = Q K^T.
-  __device__ void multiply_keys(const FragmentReader<Config::kQueryBytes>& queries,
-                                const FragmentReader<Config::kKeyBytes>& keys) {
+  template <class Queries, class Keys>
+  __device__ void multiply_keys(const Queries& queries, const Keys& keys) {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -85,50 +62,10 @@ struct WarpTile {
   // of 8-bit elements four tiles of as many elements, or, where a warp has 16 keys only, two tiles twice as deep.
   static constexpr int kKeySteps = Config::kQuantised && kN < 4 ? 2 : 1;
   static constexpr int kKeyTiles = Config::kQuantised && kN >= 4 ? 4 : 2;
-  __device__ static FragmentReader<Config::kKeyBytes> key_reader(uint32_t keys, int lane) {
-    using Reader = FragmentReader<Config::kKeyBytes>;
+  template <class Tile>
+  __device__ static TileReader<Tile> key_reader(uint32_t keys, int lane) {
+    using Reader = TileReader<Tile>;
     return kKeyTiles == 4 ? Reader::rows_of_chunk(keys, lane) : Reader::chunks_then_rows(keys, lane);
-  }
-
-  // Soft-cap, ALiBi, scales of tokens. `first_row`: packed row of the warp's first one; `key_scales` in shared memory.
-  __device__ void transform(const ScoreMod& mod, const KernelParams& p, const Task& task, int32_t first_row,
-                            int32_t first_key, const float* key_scales, const float* query_scales) {
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      const PackedRow packed(task, p.group, first_row + row_of(row));
-      const bool inside = first_row + row_of(row) < task.row_end;
-      const float slope = mod.has_slopes && inside ? alibi_slope(p.attention, task.request, packed.q_head) : 0.0f;
-      const float query_scale = Config::kQuantised ? query_scales[row_of(row)] : 1.0f;
-      const int32_t position = packed.position(task);
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float key_scale = mod.has_key_scales ? key_scales[key_of(n, i)] * query_scale : query_scale;
-          float& score = scores[row / 2][n][row % 2 * 2 + i];
-          score = mod.apply(score, key_scale, slope, first_key + key_of(n, i) - position);
-        }
-    }
-  }
-
-  // -inf where a row does not see a key.
-  __device__ void hide(const VisibleKeys& visible, const KernelParams& p, const Task& task, int32_t first_row,
-                       int32_t first_key) {
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      const PackedRow packed(task, p.group, first_row + row_of(row));
-      const KeyRange range = visible.range(packed.position(task));
-      const bool inside = first_row + row_of(row) < task.row_end;
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int32_t key = first_key + key_of(n, i);
-          bool sees = range.holds(key);
-          if (visible.has_tree() && sees && inside) sees = visible.tree_shows(packed.token_in_request, key);
-          if (!sees) scores[row / 2][n][row % 2 * 2 + i] = -INFINITY;
-        }
-    }
   }
 
   // One step of the online softmax: weights = exp2(scores * factor - max); sums of older keys shrink.
@@ -170,7 +107,8 @@ struct WarpTile {
   }
 
   // out += weights V.
-  __device__ void multiply_values(const FragmentReader<Config::kValueBytes>& values) {
+  template <class Values>
+  __device__ void multiply_values(const Values& values) {
 #pragma unroll
     for (int k = 0; k < kN / 2; ++k) {
       uint32_t p[kM][4];
@@ -205,28 +143,31 @@ struct WarpTile {
     }
   }
 
-  // Leaves the state in shared memory: sums of values [rows, kStagePitch], then a maximum and a sum of weights a row.
+  // Leaves the state in shared memory: sums of values at Config::staged(row, column), a maximum and a sum of weights a
+  // row.
   __device__ void stage(float* values, float* max, float* sum, int first_row) {
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
       const int at = first_row + row_of(row);
       const float total = softmax.total(row);
       if (lane % 4 == 0) max[at] = softmax.max[row], sum[at] = total;
-      float* target = values + at * Config::kStagePitch + lane % 4 * (Config::kQuantised ? 4 : 2);
+      const int first = lane % 4 * (Config::kQuantised ? 4 : 2);
       const int i = row % 2 * 2;
       if constexpr (Config::kQuantised) {
 #pragma unroll
         for (int v = 0; v < kV; v += 2) {  // columns lie in even_odd_column() order
           const float (&even)[4] = out[row / 2][v], (&odd)[4] = out[row / 2][v + 1];
-          *reinterpret_cast<float4*>(target + v * 8) = make_float4(even[i], odd[i], even[i + 1], odd[i + 1]);
+          *reinterpret_cast<float4*>(values + Config::staged(at, first + v * 8)) =
+              make_float4(even[i], odd[i], even[i + 1], odd[i + 1]);
         }
       } else {
 #pragma unroll
         for (int v = 0; v < kV; ++v)
-          *reinterpret_cast<float2*>(target + v * 8) = make_float2(out[row / 2][v][i], out[row / 2][v][i + 1]);
+          *reinterpret_cast<float2*>(values + Config::staged(at, first + v * 8)) =
+              make_float2(out[row / 2][v][i], out[row / 2][v][i + 1]);
       }
     }
   }
 };
 
-}  // namespace chunkattn::sm80
+}  // namespace chunkattn

@@ -1,11 +1,12 @@
-// What the attention kernel is launched with.
+// What the attention kernels are launched with.
 #pragma once
 #include "chunkattn/core/divide.h"
 #include "chunkattn/core/params.h"
 #include "chunkattn/epilogue/partial.cuh"
 #include "chunkattn/kv/paged_rows.cuh"
+#include "chunkattn/sched/plan.h"
 
-namespace chunkattn::sm80 {
+namespace chunkattn {
 
 struct KernelParams {
   AttentionParams attention;
@@ -18,7 +19,6 @@ struct KernelParams {
   Divisor group, page_size;
   Access query_access = Access::kElements, key_access = Access::kElements, value_access = Access::kElements;
   bool out_aligned = false;  // four elements of out at once
-  int32_t decode_first = 0;  // CTAs that begin with the decode queue
 };
 
-}  // namespace chunkattn::sm80
+}  // namespace chunkattn

@@ -1,0 +1,47 @@
+// The parameters of an attention kernel, from those of its launcher. On the host.
+#pragma once
+#include <initializer_list>
+
+#include "kernels/alignment.h"
+#include "kernels/attention/params.cuh"
+#include "kernels/launch.h"
+
+namespace chunkattn {
+
+// Of rows of `element_bytes` elements at these strides.
+inline Access access_of(const void* data, int64_t element_bytes, std::initializer_list<int64_t> strides) {
+  for (const Access access : {Access::k16, Access::k8}) {
+    const int64_t unit = static_cast<int64_t>(access);
+    bool fits = is_aligned(data, unit);
+    for (const int64_t stride : strides) fits = fits && is_multiple(stride * element_bytes, unit);
+    if (fits) return access;
+  }
+  return Access::kElements;
+}
+
+inline Access access_of(const PagedPool& pool) {
+  return access_of(pool.data, size_of(pool.dtype), {pool.stride_page, pool.stride_slot, pool.stride_head});
+}
+
+inline KernelParams kernel_params(const AttentionParams& p, const PlannedStep& step, const WorkspaceLayout& layout) {
+  KernelParams k;
+  k.attention = p;
+  k.spec = step.spec;
+  k.plan = step.plan;
+  char* workspace = static_cast<char*>(step.workspace);
+  k.queue_heads = reinterpret_cast<int32_t*>(workspace);
+  k.arrivals = k.queue_heads + WorkspaceLayout::kQueueHeads;
+  k.partials = {reinterpret_cast<float*>(workspace + layout.out_offset()),
+                reinterpret_cast<float*>(workspace + layout.max_offset()),
+                reinterpret_cast<float*>(workspace + layout.sum_offset()), static_cast<int32_t>(p.head_dim_v)};
+  k.carry_rows = layout.carry_begin();
+  k.group = Divisor(p.group());
+  k.page_size = Divisor(p.page_size);
+  k.query_access = access_of(p.q, size_of(p.dtype), {p.q_stride_token, p.q_stride_head});
+  k.key_access = access_of(p.k);
+  k.value_access = access_of(p.v);
+  k.out_aligned = access_of(p.out, size_of(p.dtype), {p.out_stride_token, p.out_stride_head}) != Access::kElements;
+  return k;
+}
+
+}  // namespace chunkattn

@@ -1,0 +1,177 @@
+// The warps that compute.
+#pragma once
+#include "chunkattn/ptx/atomic.cuh"
+#include "chunkattn/ptx/matrix.cuh"
+#include "chunkattn/ptx/warpgroup.cuh"
+#include "kernels/attention/states.cuh"
+#include "kernels/attention/warp_tile.cuh"
+#include "kernels/attention_sm90/group_tile.cuh"
+#include "kernels/attention_sm90/shared.cuh"
+
+namespace chunkattn::sm90 {
+
+template <class Config>
+class Consumer {
+ public:
+  using Shared = SharedMemory<Config>;
+  using Blocks = typename Config::Blocks;
+
+  __device__ Consumer(const KernelParams& p, Shared& shared) : p_(p), shared_(shared) {}
+
+  __device__ void run() {
+    RingPosition<Shared::kEntries> position;
+#pragma unroll 1
+    for (;; ++position.count) {
+      const Entry& entry = shared_.entries[position.place()];
+      const Handover& place = shared_.of_entries[position.place()];
+      wait_full(place, position.parity());
+      if (entry.done) return;
+      wait_full(shared_.of_queries, position.count % 2);
+      if (entry.task.is_decode && !p_.attention.invariant) {
+        decode(entry.task);
+      } else {
+        prefill(entry.task);
+      }
+      if (entry.task.num_splits > 1) merge_if_last(entry.task);
+      release(place, lane());
+    }
+  }
+
+ private:
+  // In invariant mode a task walks segments of its keys, each with a state of its own.
+  __device__ void prefill(const Task& task) {
+    ptx::fence_async_proxy();  // producers copied queries
+    int32_t begin = task.kv_begin;
+#pragma unroll 1
+    while (true) {
+      const int32_t end = segment_end(p_, task, begin);
+      GroupTile<Config> tile(lane());
+      attend(task, Blocks(p_, task, begin, end), tile);
+      if (end >= task.kv_end) release(shared_.of_queries, lane());
+      finish_rows(task, begin, tile);
+      if (end >= task.kv_end) return;
+      begin = end;
+    }
+  }
+
+  __device__ void attend(const Task& task, const Blocks& blocks, GroupTile<Config>& tile) {
+    const int group = warp() / 4;
+    const uint32_t queries = ptx::shared_address(shared_.queries) + group * 64 * 128;
+    const ScoreMod mod(p_.attention, task.kv_head);
+    const float factor = mod.softmax_factor();
+    const bool transforms = mod.transforms;
+#pragma unroll 1
+    for (int32_t block = blocks.first; block < blocks.end; ++block, ++position_.count) {
+      const int stage = position_.place();
+      const int32_t first_key = block * Config::kBlock, first_row = task.row_begin + warp() * 16;
+
+      wait_full(shared_.of_keys[stage], position_.parity());
+      ptx::fence_async_proxy();  // at the edges of the keys warps copied rows
+      tile.begin_scores(queries, ptx::shared_address(shared_.keys[stage]));
+      tile.template wait<0>();
+      release(shared_.of_keys[stage], lane());
+      if (transforms)
+        tile.transform(ScoreMod(p_.attention, task.kv_head), p_, task, first_row, first_key, nullptr, nullptr);
+      if (!blocks.every.holds_all(first_key, Config::kBlock))
+        tile.hide(visible_keys(p_, task), p_, task, first_row, first_key);
+      tile.exponentiate(factor);
+      tile.take_weights();
+
+      wait_full(shared_.of_values[stage], position_.parity());
+      ptx::fence_async_proxy();
+      tile.begin_values(ptx::shared_address(shared_.values[stage]));
+      tile.template wait<0>();
+      release(shared_.of_values[stage], lane());
+    }
+  }
+
+  __device__ void finish_rows(const Task& task, int32_t begin, GroupTile<Config>& tile) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const int at = warp() * 16 + tile.row_of(row);
+      const bool inside = at < task.num_rows();
+      const FinishedSegment<Config, Config::kRows> finished(p_, task, begin, inside ? at : 0, tile.softmax.max[row],
+                                                            tile.softmax.total(row));
+      tile.for_each_part(row, [&](int column, float4 values) {
+        if (inside && column < p_.attention.head_dim_v) finished.store(p_, column, values);
+      });
+    }
+  }
+
+  // All warps have all rows; each has its own keys of every block, and their states are joined in the end.
+  __device__ void decode(const Task& task) {
+    using Tile = WarpTile<Config, DecodeGeometry<Config>>;
+    using KeyReader = TileReader<typename Config::KeyTile>;
+    constexpr int kWarpKeys = DecodeGeometry<Config>::kWarpKeys;
+    const Blocks blocks(p_, task, task.kv_begin, task.kv_end);
+    const auto queries =
+        TileReader<typename Config::QueryTile>::rows_then_chunks(ptx::shared_address(shared_.queries), lane());
+    const KeyReader keys = Tile::template key_reader<typename Config::KeyTile>(
+        ptx::shared_address(shared_.keys) + warp() * kWarpKeys * 128, lane());
+    const auto values = TileReader<typename Config::ValueTile>::rows_then_chunks(
+        ptx::shared_address(shared_.values) + warp() * kWarpKeys * 128, lane());
+    const ScoreMod mod(p_.attention, task.kv_head);
+    const float factor = mod.softmax_factor();
+    const bool transforms = mod.transforms;
+    Tile tile(lane());
+#pragma unroll 1
+    for (int32_t block = blocks.first; block < blocks.end; ++block, ++position_.count) {
+      const int stage = position_.place();
+      const int32_t first_key = block * Config::kBlock + warp() * kWarpKeys;
+
+      wait_full(shared_.of_keys[stage], position_.parity());
+      tile.multiply_keys(queries.moved(0), keys.moved(stage * Config::KeyTile::kBytes));
+      release(shared_.of_keys[stage], lane());
+      if (transforms)
+        tile.transform(ScoreMod(p_.attention, task.kv_head), p_, task, task.row_begin, first_key, nullptr, nullptr);
+      if (!blocks.every.holds_all(first_key, kWarpKeys))
+        tile.hide(visible_keys(p_, task), p_, task, task.row_begin, first_key);
+      tile.softmax_step(factor, nullptr, nullptr);
+
+      wait_full(shared_.of_values[stage], position_.parity());
+      tile.multiply_values(values.moved(stage * Config::ValueTile::kBytes));
+      release(shared_.of_values[stage], lane());
+    }
+    release(shared_.of_queries, lane());
+    tile.stage(shared_.staged, shared_.staged_max, shared_.staged_sum, warp() * Config::kDecodeRows);
+    synchronise();
+    join_warps(task);
+    synchronise();  // all have read what was staged
+  }
+
+  __device__ void join_warps(const Task& task) {
+    for_each_part<kConsumers>(p_, task, thread(), [&](int row, int column) {
+      RowPart part;
+#pragma unroll
+      for (int warp = 0; warp < kConsumerWarps; ++warp) {
+        const int at = warp * Config::kDecodeRows + row;
+        part.join(shared_.staged_max[at], shared_.staged_sum[at],
+                  *reinterpret_cast<const float4*>(shared_.staged + Config::staged(at, column)));
+      }
+      FinishedSegment<Config, Config::kRows>(p_, task, task.kv_begin, row, part.max, part.sum)
+          .store(p_, column, part.values);
+    });
+  }
+
+  // Announces a partial state; whoever comes last merges all of them.
+  __device__ void merge_if_last(const Task& task) {
+    synchronise();  // all consumers have stored their part
+    if (thread() == 0) shared_.arrivals = ptx::add_acquire_release(p_.arrivals + task.arrival, 1);
+    synchronise();
+    if (shared_.arrivals + 1 == task.num_splits) merge_splits<Config, kConsumers>(p_, task, thread());
+  }
+
+  // Asked for anew wherever they are used: held through the kernel they cost registers.
+  __device__ static int thread() { return ptx::thread_index() - kProducers; }
+  __device__ static int warp() { return thread() / 32; }
+  __device__ static int lane() { return ptx::thread_index() % 32; }
+
+  // All consumers.
+  __device__ static void synchronise() { ptx::named_barrier_sync(1, kConsumers); }
+
+  const KernelParams& p_;
+  Shared& shared_;
+  RingPosition<Config::kStages> position_;
+};
+
+}  // namespace chunkattn::sm90
