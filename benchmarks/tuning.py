@@ -43,6 +43,12 @@ NOISY = (
     *("4 decodes at 512", "2 decodes at 2k", "16 decodes at 2k", "chunk 64 after 128", "chunk 256"),
     *("chunk 512 after 2k", "chunk 32 and 4 decodes", "chunk 256 and 16 decodes"),
 )
+PLANTED: tuple[tuple[str, dict[str, int]], ...] = (
+    ("prefill-large", {"threads": 1}),
+    ("decode-large", {"threads": 1}),
+    ("prefill-large", {"tile_kib": 16, "tile_share": 256}),
+    ("decode-large", {"items_per_worker": 64, "min_split": 128}),
+)
 BUSY = "import torch; torch.set_num_threads(1); a = torch.randn(700, 700)\nwhile True: a = (a @ a).clamp(-1, 1)"
 PAIRS = 15
 
@@ -124,34 +130,27 @@ class Planted:
         yield from (values for values in space if values != bad)
 
 
-def planted(module: Any, seconds: float, classes: str) -> list[dict[str, Any]]:
+def planted(module: Any, seconds: float, only: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Bad defaults: one thread; tiles that are far too small or too large; splits that are far too short."""
-    results = []
-    for mix, bad in (
-        ("prefill-large", {"threads": 1}),
-        ("decode-large", {"threads": 1}),
-        ("prefill-large", {"tile_kib": 16, "tile_share": 256}),
-        ("decode-large", {"items_per_worker": 64, "min_split": 128}),
-    ):
-        if classes and mix not in classes.split(","):
+    for number, (mix, bad) in enumerate(PLANTED):
+        if only and number not in only:
             continue
-        job = next(job for job in jobs(Planted(module, bad), cases(MIXES), "cpu") if job.key.mix_class == mix)
+        found = jobs(Planted(module, bad), cases({name: MIXES[name] for name in NOISY}), "cpu")
+        job = next(job for job in found if job.key.mix_class == mix)
         outcome = tune(job, device="cpu", deadline=time.monotonic() + seconds)
         values = dict(job.settings[outcome.verdict.winner])
-        results.append({"mix_class": mix, "planted": bad, "values": values, "gain": outcome.verdict.gain})
-        results[-1] |= {"spread": outcome.verdict.spread, "reason": outcome.verdict.reason}
-    return results
+        row = {"mix_class": mix, "planted": bad, "values": values, "gain": outcome.verdict.gain}
+        yield row | {"spread": outcome.verdict.spread, "reason": outcome.verdict.reason}
 
 
-def held_out(module: Any, seconds: float, classes: Sequence[str]) -> list[dict[str, Any]]:
+def held_out(module: Any, seconds: float, classes: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Tunes on the tuner's batches, compares on others of the same class."""
     others: dict[TuningKey, list[BenchCase]] = {}
     for case in cases({text: parse_mix(text) for text in HELD_OUT}):
         spec = spec_of(case, "cpu")
         key = module.tuning_key(spec, module.mix_class(spec, case.q_lens, case.kv_lens))
         others.setdefault(key, []).append(case)
-    results = []
-    for job in jobs(module, cases(MIXES), "cpu"):
+    for job in jobs(module, cases({name: MIXES[name] for name in NOISY}), "cpu"):
         if classes and job.key.mix_class not in classes:
             continue
         outcome = tune(job, device="cpu", deadline=time.monotonic() + seconds)
@@ -161,8 +160,7 @@ def held_out(module: Any, seconds: float, classes: Sequence[str]) -> list[dict[s
             "gain": outcome.verdict.gain,
             "reason": outcome.verdict.reason,
         }
-        results.append(row | compare(module, others.get(job.key, job.cases), values))
-    return results
+        yield row | compare(module, others.get(job.key, job.cases), values)
 
 
 def main() -> None:
@@ -172,7 +170,8 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="noisy: number of the first run, which is its seed")
     parser.add_argument("--most", type=int, default=6, help="judge: settings of this call")
     parser.add_argument("--seconds", type=float, default=60.0, help="most of one key")
-    parser.add_argument("--classes", default="", help="planted, held-out: only these classes, separated by commas")
+    parser.add_argument("--classes", default="", help="held-out: only these classes, separated by commas")
+    parser.add_argument("--only", type=int, nargs="*", default=[], help="planted: numbers in the list, from 0")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     module: Any = load("cpu")
@@ -189,9 +188,13 @@ def main() -> None:
     elif options.what == "judge":
         judge(module, rows, options.most)
     elif options.what == "planted":
-        rows += planted(module, options.seconds, options.classes)
+        for row in planted(module, options.seconds, options.only):
+            rows.append(row)
+            write(record, options.output)
     else:
-        rows += held_out(module, options.seconds, tuple(filter(None, options.classes.split(","))))
+        for row in held_out(module, options.seconds, tuple(filter(None, options.classes.split(",")))):
+            rows.append(row)
+            write(record, options.output)
     write(record, options.output)
     for row in rows:
         print(row)
