@@ -38,6 +38,13 @@ def test_readme_python_runs_in_order():
     exec("\n".join(blocks), {"__name__": "readme"})
 
 
+@pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
+def test_examples_answer_help(example):
+    run = subprocess.run([sys.executable, ROOT / "examples" / example, "--help"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("usage: ")
+
+
 def test_mixed_step_example():
     output = subprocess.run(
         [sys.executable, ROOT / "examples/mixed_step.py"], capture_output=True, text=True, check=True
