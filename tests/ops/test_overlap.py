@@ -216,6 +216,15 @@ def test_merge_states_in_place(out, lse, backend):
     assert torch.equal(a[lse], expected[1])
 
 
+def test_merge_states_of_one_token_in_place(backend):
+    """A dim of one has any stride."""
+    a = {name: state[:1] for name, state in states().items()}
+    expected = chunkattn.merge_states(**a, backend=backend)
+    same = a["out_a"].as_strided((1, 2, 16), (7, 16, 1))
+    chunkattn.merge_states(**a, out=same, backend=backend)
+    assert torch.equal(a["out_a"], expected[0])
+
+
 MERGE = {
     "out one row into out_a": (
         lambda a: (lambda x: {"out_a": x[:5], "out": x[1:]})(torch.zeros(6, 2, 16)), "out: expected memory .*out_a"
