@@ -67,7 +67,7 @@ def _roofline(record: Record, colours: dict[str, str]) -> Iterator[str]:
         cells = [cell for cell in busy if cell.dtype == dtype]
         matmul = _middle([cell.rates["matmul"] for cell in cells])
         read = _middle([cell.rates["paged_read"] for cell in cells])
-        low = min(cell.flops / cell.bytes for cell in cells) / 1.5
+        low = min(matmul / read, *(cell.flops / cell.bytes for cell in cells)) / 1.5
         high = max(max(cell.flops / cell.bytes for cell in cells) * 1.5, 2 * matmul / read)
         roof = [(low, low * read / 1e9), (matmul / read, matmul / 1e9), (high, matmul / 1e9)]
         series = [svg.Series("machine's limit", "#c00", roof, dashed=True, marks=False)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from xml.etree import ElementTree
 
 from test_bench_scaling import family
@@ -62,6 +63,17 @@ def test_names_that_would_touch_are_joined() -> None:
     texts = [text.text for text in root.iter(f"{SVG}text")]
     assert "W1, W4" in texts
     assert "W2" in texts
+
+
+def test_the_roof_is_flat_right_of_the_bend_also_where_no_case_is_left_of_it() -> None:
+    cells = family([0.1, 0.2, 0.3], bound="compute")
+    for cell in cells:
+        cell.flops = 2000 * cell.bytes  # the bend is at 1,000
+    html = page.render(Record(cells=cells))
+    (roof,) = re.findall(r'<polyline points="([^"]*)"[^>]*stroke="#c00"', html.split("Scaling")[0])
+    points = [tuple(map(float, point.split(","))) for point in roof.split()]
+    assert [x for x, _ in points] == sorted(x for x, _ in points)
+    assert points[0][1] > points[1][1] == points[2][1]  # pixels count from the top
 
 
 def test_ticks_are_at_the_sizes_asked_for() -> None:
