@@ -35,9 +35,8 @@ KERNELS = {
     "bf16-d192-128": {"head_dim": 192, "head_dim_v": 128},
     "bf16-d256": {"head_dim": 256},
     "e4m3-d128": {"kv_dtype": torch.float8_e4m3fn, "scale": "head"},
+    "int8-d128-token": {"kv_dtype": torch.int8, "scale": "token"},
 }
-# Fills of registers in the loop over whole tiles that no choice of tiles has got rid of so far.
-KNOWN_SPILLS = {("bf16-d256", 90): 3}
 FAST = {("bf16-d128", 80), ("bf16-d128", 90)}
 PATH = BASELINES / "triton-attention-targets.json"
 
@@ -59,9 +58,10 @@ def test_compiles_fits_and_does_not_spill_where_it_counts(name: str, arch: int) 
     if os.environ.get(UPDATE_VARIABLE):
         record.setdefault(name, {})[f"sm_{arch}"] = asdict(found)
         PATH.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-    # The loop over whole tiles runs longest; masked tiles at either end are two of many.
-    busiest = max(found.loops, key=lambda loop: loop.matrix / loop.instructions)
-    assert busiest.spills <= KNOWN_SPILLS.get((name, arch), 0)
+    # Masked tiles at either end are two of many and load nothing ahead.
+    main_loops = [loop for loop in found.loops if loop.copies]
+    assert main_loops
+    assert all(loop.spills == 0 for loop in main_loops)
     if triton.__version__ != "3.6.0":
         pytest.skip("the baselines are those of Triton 3.6.0")
     before = record[name][f"sm_{arch}"]
@@ -74,15 +74,24 @@ def test_compiles_fits_and_does_not_spill_where_it_counts(name: str, arch: int) 
 
 
 def test_loops_are_found_in_a_disassembly() -> None:
+    """Two loops in one; a jump back that is none, to a block that the code after the loop shares with another path."""
     sass = """
 .L_x_1:
         /*0000*/                   MOV R1, R2 ;
 .L_x_2:
         /*0010*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
         /*0020*/                   LDL R3, [R1] ;
-        /*0030*/              @P0  BRA `(.L_x_2) ;
-        /*0040*/                   STL [R1], R3 ;
-        /*0050*/              @P1  BRA `(.L_x_1) ;
+        /*0030*/                   LDGSTS.E.BYPASS.128 [R1], [R2.64] ;
+        /*0040*/              @P0  BRA `(.L_x_2) ;
+        /*0050*/                   STL [R1], R3 ;
+        /*0060*/                   BRA.U !UP0, `(.L_x_1) ;
+        /*0070*/              @P1  BRA `(.L_x_4) ;
+.L_x_3:
+        /*0080*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
+        /*0090*/                   EXIT ;
+.L_x_4:
+        /*00a0*/                   MOV R1, R2 ;
+        /*00b0*/                   BRA `(.L_x_3) ;
 """
     (loop,) = matrix_loops(sass)
-    assert (loop.instructions, loop.matrix, loop.spills) == (3, 1, 1)
+    assert (loop.instructions, loop.matrix, loop.spills, loop.copies) == (4, 1, 1, 1)

@@ -78,6 +78,7 @@ class Spec(NamedTuple):
     width: Any  # head_dim_v likewise
     page_size: Any
     storage: Any  # how the pools store numbers: "same" | "e4m3" | "e5m2" | "int8"
+    widen_once: Any  # whether warps share the work of widening what prefill tiles multiply with
     k_scale: Any  # "none" | "tensor" | "head" | "token"
     v_scale: Any
     causal: Any
@@ -88,6 +89,7 @@ class Spec(NamedTuple):
     has_sinks: Any
     has_tree: Any
     invariant: Any
+    calls_items: Any  # whether an item is a function that is called
     check_plan: Any
     block_m: Any
     block_m_decode: Any

@@ -30,7 +30,7 @@ def finish_item(maximum, total, acc, tile, outputs, logsums, extras, spec):
 
 
 @triton.jit
-def run_item(
+def compute_item(
     number, is_decode, plan, batch, queries, k_pool, v_pool, outputs, logsums, extras, partials, numbers,
     num_requests, BLOCK_M: tl.constexpr, spec,
 ):  # fmt: skip
@@ -64,6 +64,36 @@ def run_item(
         base = tl.load(plan + TABLES + 2 * (num_requests + 1) + request)
         row = (split * q_len + tile.token - q_begin).to(tl.int64)
         store_partial(partials, base + row * num_q_heads + tile.head, tile.row_valid, maximum, total, acc, spec)
+
+
+@triton.jit(noinline=True)
+def call_item(
+    number, is_decode, plan, batch, queries, k_pool, v_pool, outputs, logsums, extras, partials, numbers,
+    num_requests, BLOCK_M: tl.constexpr, spec,
+):  # fmt: skip
+    """`compute_item`, not inlined: else addresses of both classes are computed before the loop over items and kept."""
+    compute_item(
+        number, is_decode, plan, batch, queries, k_pool, v_pool, outputs, logsums, extras, partials, numbers,
+        num_requests, BLOCK_M, spec,
+    )  # fmt: skip
+
+
+@triton.jit
+def run_item(
+    number, is_decode, plan, batch, queries, k_pool, v_pool, outputs, logsums, extras, partials, numbers,
+    num_requests, BLOCK_M: tl.constexpr, spec,
+):  # fmt: skip
+    """`compute_item` in the way that suits the architecture."""
+    if spec.calls_items:
+        call_item(
+            number, is_decode, plan, batch, queries, k_pool, v_pool, outputs, logsums, extras, partials, numbers,
+            num_requests, BLOCK_M, spec,
+        )  # fmt: skip
+    else:
+        compute_item(
+            number, is_decode, plan, batch, queries, k_pool, v_pool, outputs, logsums, extras, partials, numbers,
+            num_requests, BLOCK_M, spec,
+        )  # fmt: skip
 
 
 @triton.jit

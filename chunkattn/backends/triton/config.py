@@ -19,8 +19,14 @@ DECODE_ROWS = 16  # rows of an mma tile: fewer cost the same
 INVARIANT_SPLIT = 2048
 ITEMS_PER_WORKER = 8  # a wait for the last one costs a sixteenth on the average
 MIN_SPLIT = 256
-BALANCE = 100  # of what Triton reaches: an H200's 790 TFLOP/s x 0.45 to 4.3 TB/s x 0.8 (an estimate, not measured)
-SPLIT_COST = 128  # keys' worth of starting an item and joining its state (an estimate, not measured)
+# Estimates for an H200 from published figures of Triton kernels; nothing here was measured.
+# BALANCE, operations a byte: prefill reaches 45 % of 790 TFLOP/s, decode 80 % of 4.3 TB/s: 355 / 3.44 = 103.
+# SPLIT_COST, keys of a prefill tile: an item begins with six dependent trips to memory of 0.7 us (queue, request,
+# lengths, plan, page, first keys) and leaves and joins 64 KiB of state, 2 us more. One of 132 programs takes 24 ns a
+# key at the rates above, so that is at most 250 keys; other warps hide some of it. 128 keeps the workloads of
+# tests/unit/test_plan_timeline.py within a tenth of their bound, 64 and 250 do not.
+BALANCE = 100
+SPLIT_COST = 128
 _MATRICES_IN_SHARED = (90, 100, 103)  # architectures whose matrix instructions read K and V from shared memory
 # (keys of a tile, tiles in flight); anything in flight goes before larger tiles.
 _SHAPES = [(block_n, num_stages) for block_n in (64, 32, 16) for num_stages in (3, 2, 1)]
@@ -76,13 +82,17 @@ def configs(head_dim: int, head_dim_v: int, element_bytes: int, device: Gpu) -> 
         num_warps = 8 if block_m * widest > 64 * 128 else 4
         if block_m * widest > 128 * 128 or (element_bytes == 4 and block_m * widest > 64 * 64):
             continue
-        # Larger tiles and more stages cost registers that the widest ones do not have: they would spill in the loop.
+        # Larger tiles and more stages would spill in the loops over keys: with the widest heads, and with eight warps
+        # where tensor cores take K and V from registers.
         most_keys, most_stages = (64, 3) if widest <= 128 else (32, 2)
+        if num_warps == 8 and widens_in_registers(device):
+            most_keys = 32
         for block_n, num_stages in sorted(_SHAPES, key=lambda shape: shape[1] == 1):
             config = KernelConfig(block_m, DECODE_ROWS, block_n, num_warps, num_stages, 1)
             needed = shared_bytes(config, head_dim, head_dim_v, element_bytes)
             if block_n <= most_keys and num_stages <= most_stages and needed <= device.shared_bytes:
-                fits = max(1, min(2, device.shared_bytes // needed, 16 // num_warps))
+                # Eight warps of 255 registers a thread fill a multiprocessor.
+                fits = max(1, min(2, device.shared_bytes // needed, 8 // num_warps))
                 yield KernelConfig(block_m, DECODE_ROWS, block_n, num_warps, num_stages, fits)
 
 
@@ -117,14 +127,19 @@ def _chosen(
     )
 
 
-def for_storage(config: KernelConfig, quantised: bool, device: Gpu) -> KernelConfig:
-    """The configuration for a cache of another dtype than q's; the plan does not know of it.
+def widens_in_registers(device: Gpu) -> bool:
+    """Whether tensor cores take K and V from registers, so that every warp would widen all of a stored tile."""
+    return device.arch not in _MATRICES_IN_SHARED
 
-    Where tensor cores take K and V from registers every warp widens all of a tile, and half of one is what fits there.
+
+def for_scales(config: KernelConfig, per_token: bool, device: Gpu) -> KernelConfig:
+    """The configuration for a cache with these scales; the plan does not know of it.
+
+    A scale of each key takes registers that are not there where tensor cores take K and V from them.
     """
-    if not quantised or device.arch in _MATRICES_IN_SHARED or config.block_n <= 16:
+    if not per_token or not widens_in_registers(device):
         return config
-    return replace(config, block_n=config.block_n // 2)
+    return replace(config, block_n=min(config.block_n, 32), num_stages=min(config.num_stages, 2))
 
 
 def work_spec_of(

@@ -14,13 +14,14 @@ from chunkattn.args import AttentionArgs, plan_args
 from chunkattn.backends.device import Gpu
 from chunkattn.backends.triton import arguments as group
 from chunkattn.backends.triton.attention import attention_kernel
-from chunkattn.backends.triton.config import KernelConfig, choose, for_storage, padded, work_spec
+from chunkattn.backends.triton.config import KernelConfig, choose, for_scales, padded, widens_in_registers, work_spec
 from chunkattn.backends.triton.merge_splits import merge_kernel
 from chunkattn.planning.work import WorkSpec
 
 _STORAGE = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
 _GRANULARITY = {0: "tensor", 1: "head", 3: "token"}
 _MERGE_WARPS = 16  # one-warp programs of the merge on a multiprocessor
+_TENSOR_MEMORY = (100, 103)  # architectures whose accumulators lie in a memory that no called function can have
 _WIDEST = 1 << 30  # windows are cut to it, so that positions plus a window stay in 32 bits
 
 
@@ -49,9 +50,9 @@ def launches(
     """
     group_size, page_size = a.q.shape[1] // a.k_cache.shape[2], a.k_cache.shape[1]
     config = choose(a.q.shape[2], a.v_cache.shape[3], a.q.dtype, a.invariant, device, group_size, page_size)
-    config = for_storage(config, a.k_cache.dtype in _STORAGE, device)
+    config = for_scales(config, "token" in (_granularity(a.k_scale), _granularity(a.v_scale)), device)
     work = work_spec(plan_args(a, words), device)
-    spec = _spec(a, config, work)
+    spec = _spec(a, config, work, device)
     scalars = group.Numbers(
         float(a.softmax_scale), float(a.softcap), min(a.window_left, _WIDEST), min(a.window_right, _WIDEST)
     )
@@ -95,7 +96,7 @@ def _granularity(scale: Tensor | None) -> str:
     return "none" if scale is None else _GRANULARITY[scale.dim()]
 
 
-def _spec(a: AttentionArgs, config: KernelConfig, work: WorkSpec) -> group.Spec:
+def _spec(a: AttentionArgs, config: KernelConfig, work: WorkSpec, device: Gpu) -> group.Spec:
     return _constants(
         work.group,
         work.num_kv_heads,
@@ -105,6 +106,7 @@ def _spec(a: AttentionArgs, config: KernelConfig, work: WorkSpec) -> group.Spec:
         padded(a.v_cache.shape[3]),
         a.k_cache.shape[1],
         _STORAGE.get(a.k_cache.dtype, "same"),
+        a.k_cache.dtype in _STORAGE and widens_in_registers(device),
         _granularity(a.k_scale),
         _granularity(a.v_scale),
         a.causal,
@@ -115,6 +117,7 @@ def _spec(a: AttentionArgs, config: KernelConfig, work: WorkSpec) -> group.Spec:
         a.sinks is not None,
         a.tree_mask is not None,
         a.invariant,
+        device.arch not in _TENSOR_MEMORY,
         a.plan is not None,
         config.block_m,
         config.block_m_decode,

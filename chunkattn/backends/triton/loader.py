@@ -59,6 +59,16 @@ def load_tile(pool, page, slot, kv_head, live, MASKED: tl.constexpr, DIM: tl.con
 
 
 @triton.jit
+def load_one(pool, batch, request, position, kv_head, DIM: tl.constexpr, LANES: tl.constexpr, spec):
+    """Page and slot [1] of one key, and what is stored there [1, LANES]; zeros past DIM."""
+    table = batch.block_table + request.to(tl.int64) * batch.table_stride_request
+    page = tl.load(table + (position // spec.page_size).to(tl.int64) * batch.table_stride_column)
+    page = page.to(tl.int64) + tl.zeros([1], tl.int64)
+    slot = position % spec.page_size + tl.zeros([1], tl.int32)
+    return page, slot, load_tile(pool, page, slot, kv_head, slot >= 0, True, DIM, LANES, spec)
+
+
+@triton.jit
 def load_token_scale(scale, page, slot, kv_head, live, MASKED: tl.constexpr):
     """Scales [BN] of the keys at (page, slot); 0 where not `live`."""
     head = kv_head.to(tl.int64) * scale.stride_head
@@ -116,3 +126,16 @@ def widen(stored, TARGET: tl.constexpr, STORAGE: tl.constexpr):
         else:
             number = ((extended << 4) & -0x7810).to(tl.bfloat16, bitcast=True) * 1329227995784915872903807060280344576.0
         return tl.where((stored & 0x7F) == 0x7F, float("nan"), number).to(TARGET)
+
+
+@triton.jit
+def share(widened):
+    """The same numbers, in the layout in which they were loaded: each was widened by one thread.
+
+    The compiler would rather hand the stored numbers to the tensor cores' layout, which repeats them in every warp, and
+    widen them there. It moves no conversion of layout across an instruction that may have effects.
+    """
+    if widened.dtype == tl.float32:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [widened], widened.dtype, is_pure=False, pack=1)
+    else:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [widened], widened.dtype, is_pure=False, pack=2)

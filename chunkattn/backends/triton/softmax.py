@@ -26,6 +26,18 @@ def finite_or_zero(maximum):
 
 
 @triton.jit
+def is_finite(x):
+    """Neither NaN nor infinite."""
+    return tl.abs(x.to(tl.float32)) < float("inf")
+
+
+@triton.jit
+def holds_non_finite(x):
+    """Whether any element of a matrix is NaN or infinite."""
+    return tl.max(tl.max((~is_finite(x)).to(tl.int32), 1), 0) > 0
+
+
+@triton.jit
 def softmax_step(maximum, total, logits):
     """Takes a tile of logits in.
 

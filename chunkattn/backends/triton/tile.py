@@ -7,11 +7,20 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from chunkattn.backends.triton.loader import find_slots, load_scale, load_tile, load_token_scale, split_scale, widen
+from chunkattn.backends.triton.loader import (
+    find_slots,
+    load_one,
+    load_scale,
+    load_tile,
+    load_token_scale,
+    share,
+    split_scale,
+    widen,
+)
 from chunkattn.backends.triton.mask import full_range, keep, visible_range
 from chunkattn.backends.triton.schedule import request_lengths
 from chunkattn.backends.triton.score import modify_scores
-from chunkattn.backends.triton.softmax import empty_state, softmax_step
+from chunkattn.backends.triton.softmax import empty_state, holds_non_finite, is_finite, softmax_step
 
 
 class Tile(NamedTuple):
@@ -69,13 +78,32 @@ def make_tile(batch, k_pool, extras, numbers, request, kv_head, row_begin, BLOCK
 
 
 @triton.jit
+def add_non_finite(acc, tile, batch, v_pool, extras, numbers, begin, end, TARGET: tl.constexpr, spec):
+    """Gives the NaN and infinities of V at the keys [begin, end) to the rows that see them, one key after another."""
+    for position in range(begin, end):
+        page, slot, v = load_one(
+            v_pool, batch, tile.request, position, tile.kv_head, spec.head_dim_v, spec.width, spec
+        )  # fmt: skip
+        v = widen(v, TARGET, spec.storage).to(tl.float32)
+        live = slot >= 0
+        if spec.v_scale == "token":
+            v = v * load_token_scale(v_pool.scale, page, slot, tile.kv_head, live, True)[:, None]
+        kv_pos = position + tl.zeros([1], tl.int32)
+        seen = keep(tile.q_pos, kv_pos, live, tile.token, tile.row_valid, tile.first_new, extras, numbers, spec)
+        acc = tl.where(seen & ~is_finite(v), acc + v, acc)
+    return acc
+
+
+@triton.jit
 def walk(
     maximum, total, mass, acc, q, tile, batch, k_pool, v_pool, extras, numbers,
-    begin, end, MASKED: tl.constexpr, STAGES: tl.constexpr, spec,
+    begin, end, MASKED: tl.constexpr, CAREFUL: tl.constexpr, STAGES: tl.constexpr, spec,
 ):  # fmt: skip
     """Takes the keys [begin, end) into a state; begin is a multiple of BN, and so is end unless MASKED.
 
     `mass` [BM] is the total of the weights as they were rounded for the product with V, where that is kept apart.
+
+    A weight of 0 does not silence a NaN or infinity of V, so CAREFUL keeps them from rows that do not see their keys.
     """
     for start in tl.range(begin, end, spec.block_n, num_stages=STAGES):
         kv_pos = start + tl.arange(0, spec.block_n)
@@ -83,6 +111,8 @@ def walk(
         page, slot = find_slots(batch, tile.request, start, live, MASKED, spec)
         k = load_tile(k_pool, page, slot, tile.kv_head, live, MASKED, spec.head_dim, spec.depth, spec)
         k = widen(k, q.dtype, spec.storage)
+        if spec.widen_once and q.shape[0] > 16:
+            k = share(k)
         products = tl.dot(q, tl.trans(k), input_precision=spec.precision)
         scale = tile.scale
         if spec.k_scale == "token":
@@ -101,7 +131,16 @@ def walk(
         else:
             v = widen(v, q.dtype, spec.storage)
             rounded = weights.to(v.dtype)
+        if spec.widen_once and q.shape[0] > 16:
+            v = share(v)
+        if CAREFUL:
+            spoilt = holds_non_finite(v)
+            v = tl.where(is_finite(v), v, 0.0)
         acc = tl.dot(rounded, v, acc * decay[:, None], input_precision=spec.precision)
+        if CAREFUL:
+            if spoilt:
+                first, last = tl.maximum(start, tile.seen_begin), tl.minimum(start + spec.block_n, end)
+                acc = add_non_finite(acc, tile, batch, v_pool, extras, numbers, first, last, q.dtype, spec)
     return maximum, total, mass, acc
 
 
@@ -111,6 +150,9 @@ def attend(q, tile, batch, k_pool, v_pool, extras, numbers, kv_begin, kv_end, BL
 
     Few rows: one loop that masks every tile, which costs them nothing beside the memory. Many rows: a loop without
     any mask over what all rows see, and masked tiles before and after it.
+
+    A NaN or infinity in V reaches the rows that see its key and no other: masked tiles take care of it, few rows look
+    for its trace in their result.
     """
     begin = tl.maximum(kv_begin, tile.seen_begin // spec.block_n * spec.block_n)
     end = tl.minimum(kv_end, tile.seen_end)
@@ -119,8 +161,17 @@ def attend(q, tile, batch, k_pool, v_pool, extras, numbers, kv_begin, kv_end, BL
     if BLOCK_M <= 16:
         maximum, total, mass, acc = walk(
             maximum, total, mass, acc, q, tile, batch, k_pool, v_pool, extras, numbers,
-            begin, end, True, spec.num_stages, spec,
+            begin, end, True, False, spec.num_stages, spec,
         )  # fmt: skip
+        rows_see_alike = (tile.full_begin <= tl.maximum(begin, tile.seen_begin)) & (tile.full_end >= end)
+        if not rows_see_alike:
+            if holds_non_finite(acc):  # rare: once more from the start, with care
+                maximum, total, acc = empty_state(BLOCK_M, spec.width)
+                mass = tl.zeros([BLOCK_M], tl.float32)
+                maximum, total, mass, acc = walk(
+                    maximum, total, mass, acc, q, tile, batch, k_pool, v_pool, extras, numbers,
+                    begin, end, True, True, 1, spec,
+                )  # fmt: skip
     else:
         free_begin = tl.maximum(begin, (tile.full_begin + spec.block_n - 1) // spec.block_n * spec.block_n)
         free_end = tl.maximum(tl.minimum(end, tile.full_end), 0) // spec.block_n * spec.block_n
@@ -130,15 +181,15 @@ def attend(q, tile, batch, k_pool, v_pool, extras, numbers, kv_begin, kv_end, BL
         if spec.has_left:
             maximum, total, mass, acc = walk(
                 maximum, total, mass, acc, q, tile, batch, k_pool, v_pool, extras, numbers,
-                begin, free_begin, True, 1, spec,
+                begin, free_begin, True, True, 1, spec,
             )  # fmt: skip
         maximum, total, mass, acc = walk(
             maximum, total, mass, acc, q, tile, batch, k_pool, v_pool, extras, numbers,
-            free_begin, free_end, False, spec.num_stages, spec,
+            free_begin, free_end, False, False, spec.num_stages, spec,
         )  # fmt: skip
         maximum, total, mass, acc = walk(
             maximum, total, mass, acc, q, tile, batch, k_pool, v_pool, extras, numbers,
-            free_end, end, True, 1, spec,
+            free_end, end, True, True, 1, spec,
         )  # fmt: skip
     if spec.v_scale == "token":
         # A scale's fraction makes even a weight of 1 inexact; divided by what it became, a lone key's row is exact.
