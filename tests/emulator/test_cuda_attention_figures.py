@@ -21,10 +21,10 @@ PREFILL = AttentionCase("prefill", (256,), (1024,), num_q_heads=4, num_kv_heads=
 DECODE = AttentionCase("decode", (1,) * 4, (1024,) * 4, num_q_heads=8, num_kv_heads=2, head_dim=128)
 
 
-def counted(case: AttentionCase, monkeypatch: pytest.MonkeyPatch) -> tuple[PtxModule, LaunchResult]:
+def counted(case: AttentionCase, monkeypatch: pytest.MonkeyPatch, arch: int = 80) -> tuple[PtxModule, LaunchResult]:
     """The attention launch of a call, and its module."""
     modules: list[PtxModule] = []
-    with emulated(80, Options(count_memory=True)) as session:
+    with emulated(arch, Options(count_memory=True)) as session:
         launch = session.launch
 
         def noted(module: PtxModule, kernel: str, *rest: object) -> LaunchResult:

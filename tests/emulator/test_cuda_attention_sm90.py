@@ -1,9 +1,10 @@
-"""The attention kernel for wgmma and tensor copies in the emulator: every option, pages of every kind."""
+"""The attention kernel for wgmma and tensor copies in the emulator: every option, the laws, pages of every kind."""
 
 from __future__ import annotations
 
 import pytest
 
+import chunkattn
 from chunkattn.testing import BATCHES, AttentionCase, assert_state_close, build, laws
 
 from . import cuda_backend
@@ -53,3 +54,84 @@ def check(case: AttentionCase, seed: int = 0) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_against_the_oracle(case: AttentionCase, seed: int) -> None:
     check(case, seed)
+
+
+@pytest.mark.parametrize("batch", [name for name in BATCHES if name != "no_tokens"])
+def test_every_batch(batch: str) -> None:
+    check(AttentionCase(batch, *BATCHES[batch], num_q_heads=4, num_kv_heads=2, head_dim=128))
+
+
+@pytest.mark.parametrize("case", [MIXED, CASES[7]], ids=str)
+def test_bitwise_laws(case: AttentionCase) -> None:
+    case = case.but(padding=0)
+    with emulated(90):
+        laws.check_repeatable(ATTEND, build(case))
+        laws.check_page_order(ATTEND, case)
+        laws.check_dead_memory(ATTEND, case)
+        laws.check_outputs_overwritten(ATTEND, build(case))
+
+
+@pytest.mark.parametrize("seeds", [range(1, 6), pytest.param(range(6, 60), marks=pytest.mark.full)])
+def test_the_schedule_changes_no_bit(seeds: range) -> None:
+    """Whichever CTA takes an item, and whoever arrives last at a merge: the same bits."""
+    inputs = build(LONG.but(num_splits=3))
+    with emulated(90):
+        first = ATTEND(inputs)
+    for seed in seeds:
+        with emulated(90, Options.for_seed(seed)):
+            laws.assert_same_state(ATTEND(inputs), first, f"seed {seed}: ")
+
+
+@pytest.mark.parametrize("fill", [0x00, 0x4B, 0xFF])
+def test_old_shared_memory_does_not_matter(fill: int) -> None:
+    inputs = build(MIXED)
+    with emulated(90):
+        first = ATTEND(inputs)
+    with emulated(90, Options(shared_fill=fill, register_fill=fill)):
+        laws.assert_same_state(ATTEND(inputs), first, f"shared memory holding {fill:#x}: ")
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 3, 16])
+def test_any_number_of_multiprocessors(multiprocessors: int) -> None:
+    inputs = build(MIXED)
+    with emulated(90, multiprocessors=multiprocessors):
+        assert_state_close(ATTEND(inputs), inputs.expected())
+
+
+def test_invariant_rows_do_not_depend_on_chunking_or_neighbours() -> None:
+    """One request walks two segments of 2,048 keys in one item; cut into pieces it has the same bits."""
+    inputs = build(CASES[-1].but(q_lens=(40, 9), kv_lens=(40, 2200), padding=0))
+    with emulated(90):
+        whole = ATTEND(inputs)
+        assert_state_close(whole, inputs.expected())
+        cut = ATTEND(inputs.recut([(0, 0, 7), (0, 7, 40), (1, 0, 1), (1, 1, 9)]))
+        laws.assert_same_state(cut, whole, "cut into chunks: ")
+        alone = ATTEND(inputs.recut([(1, 8, 9)], padding=3))
+    laws.assert_same_state((alone[0][:1], alone[1][:1]), (whole[0][-1:], whole[1][-1:]), "alone, padded: ")
+
+
+def test_a_plan_for_other_facts_stops_the_kernel() -> None:
+    """On the device nothing can be raised; a trap is better than rows that went astray."""
+    case = AttentionCase("plan", (5, 1), (300, 40), head_dim=128)
+    inputs = build(case)
+    with emulated(90, strict=False) as session:
+        plan = chunkattn.plan(
+            inputs.cu_seqlens_q, inputs.seq_lens, num_q_heads=4, num_kv_heads=2, head_dim=128, page_size=16,
+            dtype=case.dtype, window=(100, -1), backend="cuda",
+        )  # fmt: skip
+        chunkattn.attention(*inputs.batch(), plan=plan)
+    assert "trap" in {finding.kind for launch in session.launches for finding in launch.all_findings}
+
+
+def test_one_plan_serves_every_layer() -> None:
+    case = AttentionCase("plan", (5, 1, 1), (300, 1500, 40), num_q_heads=8, num_kv_heads=2, head_dim=128)
+    inputs = build(case)
+    with emulated(90):
+        plan = chunkattn.plan(
+            inputs.cu_seqlens_q, inputs.seq_lens, num_q_heads=8, num_kv_heads=2, head_dim=128, page_size=16,
+            dtype=case.dtype, backend="cuda",
+        )  # fmt: skip
+        for seed in (1, 2):
+            layer = build(case.but(seed=seed))
+            state = chunkattn.attention(*layer.batch(), plan=plan, return_lse=True)
+            assert_state_close(state, layer.expected())

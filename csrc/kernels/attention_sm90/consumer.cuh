@@ -50,6 +50,7 @@ class Consumer {
       if (end >= task.kv_end) release(shared_.of_queries, lane());
       finish_rows(task, begin, tile);
       if (end >= task.kv_end) return;
+      __syncwarp();  // lanes read the maxima and sums that others stored
       begin = end;
     }
   }
@@ -90,8 +91,9 @@ class Consumer {
     for (int row = 0; row < 2; ++row) {
       const int at = warp() * 16 + tile.row_of(row);
       const bool inside = at < task.num_rows();
-      const FinishedSegment<Config, Config::kRows> finished(p_, task, begin, inside ? at : 0, tile.softmax.max[row],
-                                                            tile.softmax.total(row));
+      // Rows past the task's end read nobody's carry: it belongs to another warp.
+      const FinishedSegment<Config, Config::kRows> finished(p_, task, inside ? begin : task.kv_begin, inside ? at : 0,
+                                                            tile.softmax.max[row], tile.softmax.total(row));
       tile.for_each_part(row, [&](int column, float4 values) {
         if (inside && column < p_.attention.head_dim_v) finished.store(p_, column, values);
       });
