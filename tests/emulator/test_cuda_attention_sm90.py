@@ -32,6 +32,9 @@ CASES = [
     LONG.but(name="splits", num_splits=3, sinks=True, layout="hnd", page_size=64),
     LONG.but(name="many heads", num_q_heads=71, num_kv_heads=1),
     LONG.but(name="negative scale", softmax_scale=-0.2),
+    LONG.but(name="d64", head_dim=64, num_splits=2),
+    LONG.but(name="d64 odd pages", head_dim=40, page_size=5, sinks=True, window=(300, -1)),
+    LONG.but(name="d64 invariant", q_lens=(33, 1, 5), kv_lens=(50, 2100, 40), head_dim=64, invariant=True),
     MIXED.but(name="invariant", q_lens=(33, 1, 5), kv_lens=(50, 2100, 40), invariant=True, num_q_heads=5,
               num_kv_heads=1),
 ]  # fmt: skip
