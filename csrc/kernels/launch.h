@@ -2,9 +2,9 @@
 //
 // A kernel library is one instantiation, built by chunkattn/build from csrc/variants.toml, with neither torch nor
 // Python in it. It exports, with C linkage, one launcher `chunkattn_<kernel>` of a type below and the two functions of
-// library.h. A launcher checks nothing that validate.py has checked, enqueues its kernel on the stream (which may be
-// capturing), never synchronises, and returns 0 or a cudaError_t. csrc/binding fills the structs from torch tensors and
-// calls the launcher by its address.
+// library.h. A launcher checks nothing that chunkattn/validate has checked, enqueues its kernel on the stream (which
+// may be capturing), never synchronises, and returns 0 or a cudaError_t. csrc/binding fills the structs from torch
+// tensors and calls the launcher by its address.
 #pragma once
 #include <cstdint>
 

@@ -99,7 +99,7 @@ def _items_of_share(keys, split_cost, most):
 def _shared_lengths(
     decode_keys, prefill_units, prefill_keys, longest, workers, items_per_worker, kv_tile, min_split, cost, split_cost
 ):
-    """Split lengths of classes that share the launch; `chunkattn.plan.work` says why."""
+    """Split lengths of classes that share the launch; `chunkattn.planning.work` says why."""
     total = 256 * prefill_keys + cost * decode_keys
     fair_prefill = _ceil_div(total, 256 * workers)
     fair_decode = _ceil_div(total, cost * workers)

@@ -85,7 +85,7 @@ def find_item(plan, batch, number, num_requests, is_decode, numbers, spec):
 
 @triton.jit
 def takes_decode(decode_left, decode_total, prefill_left, prefill_total, num_workers):
-    """As `chunkattn.plan.work.takes_decode`."""
+    """As `chunkattn.planning.work.takes_decode`."""
     larger_share = 4 * decode_left * prefill_total >= (4 * prefill_left + num_workers) * decode_total
     return (decode_left > 0) & ((prefill_left <= 0) | larger_share)
 

@@ -1,4 +1,4 @@
-// How a step is cut into work items. The same algorithm stands in chunkattn/plan/work.py; tests compare the two.
+// How a step is cut into work items. The same algorithm stands in chunkattn/planning/work.py; tests compare the two.
 //
 // Two classes of requests: "decode" (at most decode_rows packed query rows a KV head) and "prefill" (more).
 // Items are never written out: the plan keeps prefix sums over requests, and an item number is turned into its
@@ -207,7 +207,7 @@ struct SplitLengths {
   int64_t decode, prefill;  // 0: not split
 };
 
-// Classes that share the launch: chunkattn/plan/work.py says why.
+// Classes that share the launch: chunkattn/planning/work.py says why.
 CHUNKATTN_HOST_DEVICE inline SplitLengths shared_lengths(const PlanSpec& spec, const StepWork& work) {
   constexpr int64_t kMostWaveSplits = 16;
   const int64_t workers = spec.num_workers, cost = spec.decode_cost;
