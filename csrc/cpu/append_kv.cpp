@@ -81,10 +81,14 @@ float row_scale(const PagedPool& pool, const Token& token, int64_t head, const f
   return factor;
 }
 
+void* row_of(const PagedPool& pool, const Token& token, int64_t head) {
+  const int64_t index = token.page * pool.stride_page + token.offset * pool.stride_slot + head * pool.stride_head;
+  return static_cast<char*>(pool.data) + index * size_of(pool.dtype);
+}
+
 void write_row(const AppendParams& p, const PagedPool& pool, const Token& token, int64_t head, const void* source,
                int64_t dim, bool rotated) {
-  const int64_t index = token.page * pool.stride_page + token.offset * pool.stride_slot + head * pool.stride_head;
-  void* target = static_cast<char*>(pool.data) + index * size_of(pool.dtype);
+  void* target = row_of(pool, token, head);
   const bool rotate = rotated && token.position >= 0;
   if (!rotate && pool.dtype == p.dtype) {
     std::memcpy(target, source, dim * size_of(p.dtype));
@@ -110,15 +114,26 @@ void write_row(const AppendParams& p, const PagedPool& pool, const Token& token,
   store_row(pool.dtype, values, target, dim);
 }
 
+// The rows of all heads of one token.
+void write_rows(const AppendParams& p, const PagedPool& pool, const Token& token, const void* source,
+                int64_t stride_head, int64_t dim, bool rotated) {
+  const int64_t size = size_of(p.dtype);
+  const bool as_they_are = pool.dtype == p.dtype && !(rotated && token.position >= 0);
+  if (as_they_are && stride_head == dim && pool.stride_head == dim) {
+    std::memcpy(row_of(pool, token, 0), source, p.num_kv_heads * dim * size);  // they lie together on both sides
+    return;
+  }
+  for (int64_t h = 0; h < p.num_kv_heads; ++h)
+    write_row(p, pool, token, h, static_cast<const char*>(source) + h * stride_head * size, dim, rotated);
+}
+
 void append_token(const AppendParams& p, const Token& token, int64_t t) {
   const int64_t size = size_of(p.dtype);
   if (token.page >= 0) {
-    for (int64_t h = 0; h < p.num_kv_heads; ++h) {
-      const char* k = static_cast<const char*>(p.k) + (t * p.k_stride_token + h * p.k_stride_head) * size;
-      const char* v = static_cast<const char*>(p.v) + (t * p.v_stride_token + h * p.v_stride_head) * size;
-      write_row(p, p.k_pool, token, h, k, p.head_dim, p.rope.cos != nullptr);
-      write_row(p, p.v_pool, token, h, v, p.head_dim_v, false);
-    }
+    const char* k = static_cast<const char*>(p.k) + t * p.k_stride_token * size;
+    const char* v = static_cast<const char*>(p.v) + t * p.v_stride_token * size;
+    write_rows(p, p.k_pool, token, k, p.k_stride_head, p.head_dim, p.rope.cos != nullptr);
+    write_rows(p, p.v_pool, token, v, p.v_stride_head, p.head_dim_v, false);
   }
   if (!p.q || token.position < 0) return;
   const float* cos = p.rope.cos + token.position * p.rope.stride_position;

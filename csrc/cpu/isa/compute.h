@@ -11,7 +11,7 @@ namespace CHUNKATTN_ISA {
 struct ComputeF32 {
   static constexpr int kPerUnit = 1;
   static constexpr DType kNative = DType::kF32;
-  static constexpr int kBlockKeys = 64;  // K, V and scores of a block beside the tile's queries in L2 and L1
+  static constexpr int kBlockKeys = 128;  // with 64, adding a block's sums to the results took 1 % of the time
   static constexpr int kExp2Degree = 6;
 
   template <DType kDType>
