@@ -32,7 +32,7 @@ def gpu(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("chunkattn.backends.BY_DEVICE", {"cpu": ("cuda", "cpu", "reference")})
 
     def forget() -> None:
-        for cached in (choose.backend, choose.first, backend._of_kernel, backend._of_problem):
+        for cached in (choose.backend, choose.first, backend._of_kernel, backend._of_choice):
             cached.cache_clear()
 
     forget()
