@@ -96,8 +96,8 @@ def run_everything() -> None:
         rope = chunkattn.Rope(*torch.zeros(2, tokens, dim // 2), interleaved=dim == 256)
         pool = torch.zeros(200, 16, 8, dim, dtype=torch.uint8 if kv_dtype.itemsize == 1 else torch.int16).view(kv_dtype)
         chunkattn.append_kv(
-            k, k, pool, pool.clone(), table, starts, lens, k_scale=scale, v_scale=scale, rope=rope, q=q,
-            backend="triton",
+            k, k, pool, pool.clone(), table, starts, lens, k_scale=scale,
+            v_scale=None if scale is None else scale.clone(), rope=rope, q=q, backend="triton",
         )  # fmt: skip
     for dtype in (bf16, torch.float32):
         state, lse = torch.zeros(8, 4, 128, dtype=dtype), torch.zeros(8, 4)
