@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -18,6 +19,7 @@ Shape = tuple[tuple[int, int], ...]  # (tokens, history) of each request; one to
 _HELD_OUT = 12
 _ROUNDS, _MOST_ROUNDS = 3, 6
 _ENOUGH_S = 0.6  # of measuring one shape
+_MOST_S = 60.0  # of measuring all; the first round ends whatever it takes
 
 
 class Calibration:
@@ -91,16 +93,19 @@ class Calibration:
         """Rounds over all shapes in an order drawn anew, so that a disturbance of the machine is spread over many.
 
         A disturbance only ever adds time: a step's time is the least of its runs, of those with a quiet machine where
-        there were any. Shapes without one get further rounds; long steps run less often.
+        there were any. Shapes without one get further rounds while there is time; long steps run less often.
         """
         batches = [self._batch(shape) for shape in shapes]
         for batch in batches if self._decoder.device.type == "cuda" else batches[:1]:
             self._executor(batch)  # first-use costs; on a GPU of every shape, which may compile
         windows: list[list[Window]] = [[] for _ in shapes]
         order, source = list(range(len(shapes))), random.Random(0)
+        start = time.perf_counter()
         for number in range(_MOST_ROUNDS):
             source.shuffle(order)
             for done, i in enumerate(order):
+                if number and time.perf_counter() - start > _MOST_S:
+                    break
                 progress(min((number * len(shapes) + done) // _ROUNDS, len(shapes)), len(shapes))
                 enough = sum(window.median_s for window in windows[i]) >= _ENOUGH_S
                 quiet = any(window.quiet for window in windows[i])

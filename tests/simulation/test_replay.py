@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from chunkattn.bench.timing import Window
 from chunkattn.models import Decoder, ModelConfig
 from chunkattn.models.rope import RopeConfig
 from chunkattn.models.weights import DecoderWeights, LayerWeights
@@ -239,6 +240,26 @@ def test_calibration_measures_a_model() -> None:
     outcome = run("sarathi:32", cost=cost)
     assert outcome.note == cost.error_text
     assert "held-out error" in outcome.note
+
+
+@pytest.mark.parametrize(("seconds_a_step", "rounds"), [(0.1, 6), (4.0, 1)])
+def test_calibration_takes_more_rounds_on_a_busy_machine_only_while_there_is_time(
+    seconds_a_step: float, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def measure(_call: object, **_options: object) -> Window:
+        nonlocal now
+        now += seconds_a_step
+        calls.append(now)
+        return Window(seconds_a_step, seconds_a_step, 1, other_cores=2.0, awake=0.5)
+
+    calls: list[float] = []
+    calibration = Calibration(decoder(), page_size=4, longest_chunk=16, longest_context=32, most_decodes=2)
+    monkeypatch.setattr("chunkattn.simulation.calibration.window_of", measure)
+    monkeypatch.setattr("chunkattn.simulation.calibration.time.perf_counter", lambda: now)
+    calibration.run()
+    assert len(calls) == rounds * (len(calibration.shapes) + len(calibration.held_out))
 
 
 def test_exactly_one_of_model_and_cost_is_given() -> None:
