@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from chunkattn import AttentionSpec
-from chunkattn.backends.cuda import select, settings
+from chunkattn.backends.cuda import backend, libraries, select, settings
 from chunkattn.backends.device import Gpu, stand_in
-from chunkattn.build.variants import all_variants
+from chunkattn.build import builder, store
+from chunkattn.build.variants import Variant, all_variants
 from chunkattn.planning import measured
 from chunkattn.tuning.table import TuningEntry, TuningTable
 
@@ -44,12 +45,60 @@ def test_forced_settings_reach_the_plan_but_not_invariant_ones(device: Gpu) -> N
     assert settings.planned(SPEC, [40, 1], [90, 500]) == before
 
 
-def test_a_choice_of_kernel_keeps_its_variants_alone() -> None:
-    variants = [v for v in all_variants() if v.kernel == "plan"]
-    assert {v.arch for v in variants} == {"80", "90a"}
-    assert {v.arch for v in settings.of_choice(variants, settings.Settings(90))} == {"90a"}
-    assert settings.of_choice(variants, None) == tuple(variants)
-    assert settings.of_choice(variants, settings.Settings(70)) == tuple(variants)
+def test_a_choice_of_kernel_puts_its_variants_first() -> None:
+    device = Gpu.of_arch(90, 100)
+    best, _ = settings.candidates(SPEC, device, None)
+    assert {v.arch for v in best} == {"80", "90a"}
+    other, _ = settings.candidates(SPEC, device, settings.Settings(80))
+    assert other == (*(v for v in best if v.arch == "80"), *(v for v in best if v.arch == "90a"))
+    assert settings.candidates(SPEC, device, settings.Settings(70))[0] == best
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Names of what is loaded, in order; every variant can be, save those that another fixture or a test takes out."""
+    names: list[str] = []
+
+    def load(variants: tuple[Variant, ...]) -> libraries.Loaded:
+        found = libraries.available(variants)
+        if isinstance(found, str):
+            raise libraries.LibraryError(found)
+        names.append(found[0].name)
+        return libraries.Loaded(found[0], 0, None, "cache")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(libraries, "native", lambda: libraries)  # nothing is called
+    monkeypatch.setattr(libraries, "load", load)
+    monkeypatch.setattr(libraries, "_loaded", {})
+    monkeypatch.setattr(libraries, "_failed", {})
+    monkeypatch.setattr(store, "find", lambda variant: None)
+    monkeypatch.setattr(builder, "unbuildable_reason", lambda variant: None)
+    monkeypatch.setattr(backend, "_of_kernel", lambda kernel, device: None)
+    backend._of_choice.cache_clear()
+    yield names
+    backend._of_choice.cache_clear()
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("buildable", [True, False])
+def test_what_is_explained_is_prepared_and_called(
+    loaded: list[str], monkeypatch: pytest.MonkeyPatch, arch: int, buildable: bool
+) -> None:
+    """With a measured kernel; where that one cannot be built, the other one, all the same in every place."""
+    device = Gpu.of_arch(90, 100)
+    suffix = {80: "sm80", 90: "sm90a"}[arch if buildable else 170 - arch]
+    if not buildable:
+        missing = {80: "80", 90: "90a"}[arch]
+        monkeypatch.setattr(builder, "unbuildable_reason", lambda v: "it is old" if v.arch == missing else None)
+    monkeypatch.setattr(settings, "_measured", lambda spec, device: settings.Settings(arch))
+    with stand_in("cuda", device):
+        assert backend.supports(SPEC)
+        named = backend.describe(SPEC).split(" ")[0]
+        assert named.startswith("attention_")
+        assert named.endswith(suffix)
+        assert backend.prepare(SPEC)
+        called = backend._of_problem(SPEC, (-1, -1), 0, device)
+        assert [name for name in loaded if name.startswith("attention_")] == [named, called.library.variant.name]
+        assert named == called.library.variant.name
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def _candidates(spec: AttentionSpec) -> tuple[tuple[Variant, ...], str]:
     device = gpu(spec.device)
     if device is None:
         return (), f"tensors are on {spec.device}, which is no NVIDIA GPU"
-    return select.candidates(spec, device)
+    return settings.candidates(spec, device, settings.in_force(spec, device))
 
 
 def supports(spec: AttentionSpec) -> Support:
@@ -104,10 +104,10 @@ def _of_choice(
     device: Gpu,
     chosen: settings.Settings | None,
 ) -> _Attention:
-    variants, reason = select.candidates(spec, device)
+    variants, reason = settings.candidates(spec, device, chosen)
     if reason:
         raise libraries.LibraryError(reason)
-    library = libraries.load(settings.of_choice(variants, chosen))
+    library = libraries.load(variants)
     work = settings.work_of(library.variant, device, spec, window, num_splits, chosen)
     return _Attention(library, work, _integers(work))
 

@@ -19,7 +19,7 @@ _DTYPES = {
     torch.float8_e5m2: "e5m2",
     torch.int8: "i8",
 }
-_ATTENTION_OPS = ("attention", "plan")
+ATTENTION_OPS = ("attention", "plan")
 
 
 def runs_on(variant: Variant, device: Gpu) -> bool:
@@ -40,7 +40,7 @@ def candidates(spec: AttentionSpec, device: Gpu) -> tuple[tuple[Variant, ...], s
         return (), f"compute capability 8.0 is needed, the GPU has {device.arch / 10}"
     if not all_variants():
         return (), "the package came without kernel sources (csrc)"
-    if spec.op not in _ATTENTION_OPS:
+    if spec.op not in ATTENTION_OPS:
         found = of_kernel(spec.op, device)
         return found, "" if found else f"no variant of {spec.op} is listed for sm_{device.arch}"
     return _attention(spec, device)

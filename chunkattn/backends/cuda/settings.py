@@ -46,7 +46,7 @@ forced: Settings | None = None
 
 def in_force(spec: AttentionSpec, device: Gpu) -> Settings | None:
     """The forced or measured choice for a problem; None for the default."""
-    if spec.invariant:
+    if spec.invariant or spec.op not in select.ATTENTION_OPS:
         return None
     return forced or _measured(_problem(spec), device)
 
@@ -75,10 +75,12 @@ def _measured(spec: AttentionSpec, device: Gpu) -> Settings | None:
     return None
 
 
-def of_choice(variants: Sequence[Variant], chosen: Settings | None) -> tuple[Variant, ...]:
-    """The variants that a choice leaves: those of its kernel, where there are any."""
-    kept = tuple(variant for variant in variants if chosen is not None and _arch(variant) == chosen.arch)
-    return kept or tuple(variants)
+def candidates(spec: AttentionSpec, device: Gpu, chosen: Settings | None) -> tuple[tuple[Variant, ...], str]:
+    """As `select.candidates`, those of the chosen kernel first: the others serve where it cannot be built."""
+    variants, reason = select.candidates(spec, device)
+    if chosen is not None:
+        variants = tuple(sorted(variants, key=lambda variant: _arch(variant) != chosen.arch))
+    return variants, reason
 
 
 def _arch(variant: Variant) -> int:
@@ -110,8 +112,7 @@ def mix_class(spec: AttentionSpec, q_lens: Sequence[int], kv_lens: Sequence[int]
 def planned(spec: AttentionSpec, q_lens: Sequence[int], kv_lens: Sequence[int]) -> tuple[WorkSpec, list[int]]:
     """The plan of a batch, and what else it depends on."""
     device, chosen = _gpu(spec), in_force(spec, _gpu(spec))
-    variant = of_choice(select.candidates(_problem(spec), device)[0], chosen)[0]
-    work = work_of(variant, device, spec, (-1, -1), 0, chosen)
+    work = work_of(candidates(_problem(spec), device, chosen)[0][0], device, spec, (-1, -1), 0, chosen)
     return work, make_plan(work, [0, *itertools.accumulate(q_lens)], kv_lens)
 
 
