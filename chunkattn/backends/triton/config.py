@@ -84,7 +84,7 @@ def configs(head_dim: int, head_dim_v: int, element_bytes: int, device: Gpu) -> 
             continue
         # Larger tiles and more stages would spill in the loops over keys: with the widest heads, and with eight warps
         # where tensor cores take K and V from registers.
-        most_keys, most_stages = (64, 3) if widest <= 128 else (32, 2)
+        most_keys, most_stages = (64, 3) if widest <= 128 else (16 if inlines_items(device) else 32, 2)
         if num_warps == 8 and widens_in_registers(device):
             most_keys = 32
         for block_n, num_stages in sorted(_SHAPES, key=lambda shape: shape[1] == 1):
@@ -132,14 +132,20 @@ def widens_in_registers(device: Gpu) -> bool:
     return device.arch not in _MATRICES_IN_SHARED
 
 
+def inlines_items(device: Gpu) -> bool:
+    """Whether items are part of the kernel and not called, so that both classes' addresses take registers."""
+    return device.arch in (100, 103)  # called functions have no tensor memory there
+
+
 def for_scales(config: KernelConfig, per_token: bool, device: Gpu) -> KernelConfig:
     """The configuration for a cache with these scales; the plan does not know of it.
 
-    A scale of each key takes registers that are not there where tensor cores take K and V from them.
+    A scale of each key takes registers that are only there on sm_90, where items are called and K and V not held.
     """
-    if not per_token or not widens_in_registers(device):
+    if not per_token or device.arch == 90:
         return config
-    return replace(config, block_n=min(config.block_n, 32), num_stages=min(config.num_stages, 2))
+    most_keys = 16 if device.arch >= 100 else 32
+    return replace(config, block_n=min(config.block_n, most_keys), num_stages=min(config.num_stages, 2))
 
 
 def work_spec_of(
