@@ -18,12 +18,13 @@ import torch
 from chunkattn.bench import gate, limits, machine, micro, providers, rival, work
 from chunkattn.bench.case import DTYPES, BenchCase
 from chunkattn.bench.graphs import captured
+from chunkattn.bench.inputs import input_sets
 from chunkattn.bench.memory import peak_bytes
 from chunkattn.bench.providers.base import Call, Provider
 from chunkattn.bench.record import Cell, Measured, Part, Record
 from chunkattn.bench.rounds import Contender, Effort, interleave
 from chunkattn.bench.watch import Step, Watch
-from chunkattn.testing import AttentionInputs, build
+from chunkattn.testing import AttentionInputs
 
 _MAX_BUFFER_BYTES = 2 << 30
 _ASLEEP = 0.6
@@ -141,7 +142,7 @@ def run_case(
     tell: Progress = progress or (lambda what, share: None)
     counts, device = work.count(case), torch.device(settings.device)
     tell("building inputs", 0.0)
-    sets = _input_sets(case, counts, device, settings.max_buffers)
+    sets = input_sets(case, device, most=settings.max_buffers, max_bytes=_MAX_BUFFER_BYTES)
     steps = [Step.of(inputs, case) for inputs in sets]
     cell = Cell(
         key=case.key,
@@ -239,14 +240,6 @@ def _streams(counts: work.Work) -> bool:
 def _move(steps: list[Step]) -> None:
     for step in steps:
         step.move()
-
-
-def _input_sets(case: BenchCase, counts: work.Work, device: torch.device, most: int) -> list[AttentionInputs]:
-    """Enough sets of inputs, each with its own pages, that a rotation over them finds no cache warm."""
-    size = max(1, counts.bytes)
-    wanted = math.ceil(2 * machine.last_level_cache() / size)
-    number = max(1, min(wanted, most, _MAX_BUFFER_BYTES // size))
-    return [build(case.attention_case(set_index=i), poison="zero", page_seed=i, device=device) for i in range(number)]
 
 
 def _limits(sets: list[AttentionInputs], case: BenchCase) -> list[limits.Limit]:

@@ -13,9 +13,8 @@ import torch
 from chunkattn.args import AttentionArgs
 from chunkattn.backends.device import Gpu
 from chunkattn.bench.case import BenchCase
-from chunkattn.testing import AttentionInputs
+from chunkattn.testing import build
 from chunkattn.tuning.kernels import Job
-from chunkattn.tuning.trials import random_inputs
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def _judge(one: Compiled, default: Mapping[str, int], device: Gpu) -> Compiled:
 
 def _call(case: BenchCase, backend: str) -> AttentionArgs:
     """A short call with a case's facts; only its dtypes and shapes are looked at."""
-    inputs: AttentionInputs = random_inputs(case.but(requests=((1, 16, 16),)).attention_case(), "cpu")
+    inputs = build(case.but(requests=((1, 16, 16),)).attention_case(), poison="zero")
     out: Any = torch.empty(*inputs.q.shape[:2], inputs.v_cache.shape[3], dtype=inputs.q.dtype)
     absent, scales = (None,) * 4, (inputs.k_scale, inputs.v_scale)
     options = case.heads.head_dim**-0.5, True, -1, -1, 0.0, False, 0, backend

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 import chunkattn
-from chunkattn.bench import gate, machine, work
+from chunkattn.bench import gate
 from chunkattn.bench.case import BenchCase
+from chunkattn.bench.inputs import input_sets
 from chunkattn.bench.timing import window
-from chunkattn.testing import AttentionCase, AttentionInputs
+from chunkattn.testing import AttentionInputs
 from chunkattn.tuning.search import Refused
 
 _MOST_SETS = 3
@@ -84,7 +85,8 @@ class Trials:
         self._steps.clear()  # one generation in memory at a time
         cases = self.others if self.others and self._generation > 1 else self.cases
         for case in cases:
-            inputs = _input_sets(case.but(seed=case.seed + 104729 * self._generation), self.device)
+            fresh = case.but(seed=case.seed + 104729 * self._generation)
+            inputs = input_sets(fresh, self.device, most=_MOST_SETS, max_bytes=_MAX_BYTES)
             self._steps.append([_Step.of(one) for one in inputs])
             for number, step in enumerate(self._steps[-1]):
                 if number == 0:
@@ -152,35 +154,3 @@ class Trials:
 
 def _answer(out: Tensor) -> gate.Expected:
     return gate.Expected(torch.arange(len(out)), out.cpu().double())
-
-
-def _input_sets(case: BenchCase, device: str) -> list[AttentionInputs]:
-    """Enough sets, each with its own pages, that a rotation over them finds no cache warm."""
-    size = max(1, work.count(case).bytes)
-    wanted = math.ceil(2 * machine.last_level_cache() / size)
-    number = max(1, min(wanted, _MOST_SETS, _MAX_BYTES // size))
-    return [random_inputs(case.attention_case(set_index=i), device) for i in range(number)]
-
-
-def random_inputs(case: AttentionCase, device: str) -> AttentionInputs:
-    """Random data on scattered pages that are all in use."""
-    source = torch.Generator().manual_seed(case.seed)
-    counts = [-(-length // case.page_size) for length in case.kv_lens]
-    pages = torch.randperm(max(sum(counts), 1), generator=source).tolist()
-    rows = []
-    for count in counts:
-        rows.append(pages[:count])
-        pages = pages[count:]
-    batch = chunkattn.Batch.from_lists(case.q_lens, case.kv_lens, rows, device=device)
-    # Stored integers use their range.
-    spread = 40.0 if case.kv_dtype == torch.int8 else 1.0
-
-    def pool(dim: int) -> Tensor:
-        shape = (max(sum(counts), 1), case.page_size, case.num_kv_heads, dim)
-        return (torch.randn(shape, generator=source) * spread).to(case.kv_dtype).to(device)
-
-    q = torch.randn(sum(case.q_lens), case.num_q_heads, case.head_dim, generator=source).to(case.dtype)
-    scale = torch.tensor(1 / spread, device=device) if case.kv_dtype != case.dtype else None
-    caches = pool(case.head_dim), pool(case.value_dim)
-    lengths = batch.block_table, batch.cu_seqlens_q, batch.seq_lens
-    return AttentionInputs(case, q.to(device), *caches, *lengths, k_scale=scale, v_scale=scale)
