@@ -26,9 +26,9 @@ from typing import Any
 from chunkattn.backends import load
 from chunkattn.bench import machine
 from chunkattn.bench.case import BenchCase, Heads
+from chunkattn.planning.tuning_table import TuningKey
 from chunkattn.tuning.kernels import Job, jobs, tune
 from chunkattn.tuning.problem import MIXES, parse_mix, spec_of
-from chunkattn.tuning.table import TuningKey
 from chunkattn.tuning.trials import Trials
 
 HEADS = Heads(16, 4, 64, 64)

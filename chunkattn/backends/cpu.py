@@ -21,7 +21,7 @@ from chunkattn.planning.work import WorkSpec, plan_words, spec_of_plan
 from chunkattn.types import AttentionSpec
 
 if TYPE_CHECKING:
-    from chunkattn.tuning.table import TuningKey
+    from chunkattn.planning.tuning_table import TuningKey
 
 __all__ = ["plan_words"]
 
@@ -101,7 +101,7 @@ def _install_measured(core: ModuleType) -> None:
 def tuning_key(spec: AttentionSpec, mix_class: str) -> TuningKey:
     """What measured settings of a problem depend on."""
     import chunkattn
-    from chunkattn.tuning.table import TuningKey
+    from chunkattn.planning.tuning_table import TuningKey
 
     core = _core()
     dtype, kv_dtype = (str(one).removeprefix("torch.") for one in (spec.dtype, spec.kv_dtype))

@@ -12,8 +12,8 @@ import chunkattn
 from chunkattn.cli.tune_kernels import changed
 from chunkattn.env import SETTINGS
 from chunkattn.planning import measured
+from chunkattn.planning.tuning_table import OFF, TuningTable
 from chunkattn.tuning.problem import MIXES
-from chunkattn.tuning.table import OFF, TuningTable
 
 
 def chosen_settings(module: Any, spec: chunkattn.AttentionSpec) -> Iterator[str]:

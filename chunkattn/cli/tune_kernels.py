@@ -14,10 +14,10 @@ from chunkattn.backends.device import Gpu, gpu, stand_in
 from chunkattn.bench import machine as bench_machine
 from chunkattn.bench.case import BenchCase, Heads
 from chunkattn.extras import require
+from chunkattn.planning.tuning_table import TuningKey, TuningTable, table_path
 from chunkattn.tuning.kernels import Job, Outcome, jobs, tune
 from chunkattn.tuning.problem import MIXES, heads_of, parse_mix
 from chunkattn.tuning.static import Compiled, compile_job
-from chunkattn.tuning.table import TuningKey, TuningTable, table_path
 
 _SECONDS_LEFT = 1.0  # with less no job is begun
 _LINE_EVERY = 5.0  # seconds between lines of progress where there is no terminal

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import chunkattn
 from chunkattn.env import SETTINGS
 from chunkattn.extras import MissingExtraError
-from chunkattn.tuning.table import OFF, TuningEntry, TuningKey, TuningTable, table_path
+from chunkattn.planning.tuning_table import OFF, TuningEntry, TuningKey, TuningTable, table_path
 
-SHIPPED = Path(chunkattn.__file__).parent / "tuning" / "shipped.json"
+SHIPPED = Path(__file__).with_name("shipped_settings.json")
 
 
 class Found(NamedTuple):

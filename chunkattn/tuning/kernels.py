@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chunkattn.bench.case import BenchCase
+from chunkattn.planning.tuning_table import TuningEntry, TuningKey
 from chunkattn.planning.work import HEADER_WORDS, WorkSpec
 from chunkattn.tuning import timeline
 from chunkattn.tuning.problem import spec_of
 from chunkattn.tuning.search import Search, Verdict
-from chunkattn.tuning.table import TuningEntry, TuningKey
 from chunkattn.tuning.trials import Trials
 
 MOST_CANDIDATES = 16

@@ -19,10 +19,10 @@ from chunkattn.bench.case import BenchCase, Heads
 from chunkattn.cli import tune_kernels
 from chunkattn.cli.commands import cli
 from chunkattn.planning import measured
+from chunkattn.planning.tuning_table import TuningEntry, TuningTable
 from chunkattn.tuning.kernels import Outcome
 from chunkattn.tuning.problem import spec_of
 from chunkattn.tuning.search import Verdict
-from chunkattn.tuning.table import TuningEntry, TuningTable
 
 SMALL = ("--q-heads", "4", "--kv-heads", "2", "--head-dim", "16", "--mix", "4x1+99", "--mix", "1x40+9,2x1+50")
 cpu: Any = load("cpu")

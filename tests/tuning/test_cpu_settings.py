@@ -15,6 +15,7 @@ import torch
 import chunkattn
 from chunkattn import AttentionSpec
 from chunkattn.backends import load
+from chunkattn.planning.tuning_table import TuningEntry, TuningTable
 from chunkattn.testing import (
     BATCHES,
     AttentionCase,
@@ -24,7 +25,6 @@ from chunkattn.testing import (
     assert_state_close,
     build,
 )
-from chunkattn.tuning.table import TuningEntry, TuningTable
 
 cpu: Any = load("cpu")
 SPEC = AttentionSpec("cpu", torch.bfloat16, torch.bfloat16, 8, 2, 64, 64, 16)

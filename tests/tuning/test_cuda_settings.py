@@ -14,7 +14,7 @@ from chunkattn.backends.device import Gpu, stand_in
 from chunkattn.build import builder, store
 from chunkattn.build.variants import Variant, all_variants
 from chunkattn.planning import measured
-from chunkattn.tuning.table import TuningEntry, TuningTable
+from chunkattn.planning.tuning_table import TuningEntry, TuningTable
 
 SPEC = AttentionSpec("cuda", torch.bfloat16, torch.bfloat16, 32, 8, 128, 128, 16)
 if not all_variants():

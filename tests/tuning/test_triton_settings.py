@@ -18,9 +18,9 @@ from chunkattn.backends.triton import config, settings
 from chunkattn.bench.case import BenchCase, Heads
 from chunkattn.cli.commands import cli
 from chunkattn.planning import measured
+from chunkattn.planning.tuning_table import TuningEntry, TuningTable
 from chunkattn.tuning.kernels import MOST_CANDIDATES, jobs
 from chunkattn.tuning.problem import MIXES
-from chunkattn.tuning.table import TuningEntry, TuningTable
 
 SPEC = AttentionSpec("cuda", torch.bfloat16, torch.bfloat16, 32, 8, 128, 128, 16)
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")

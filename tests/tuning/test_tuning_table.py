@@ -18,8 +18,16 @@ from typing import Any
 import pytest
 
 import chunkattn.env
-from chunkattn.tuning import table as table_module
-from chunkattn.tuning.table import FORMAT, SCHEMA, TuningEntry, TuningKey, TuningTable, TuningTableWarning, table_path
+from chunkattn.planning import tuning_table
+from chunkattn.planning.tuning_table import (
+    FORMAT,
+    SCHEMA,
+    TuningEntry,
+    TuningKey,
+    TuningTable,
+    TuningTableWarning,
+    table_path,
+)
 
 KEY = TuningKey("cpu", "Zen 4, avx512bf16, 2 threads", "", "0.1.0", "abcd", "bfloat16", 128, 128, 4, "16", "decode")
 ENTRY = TuningEntry({"block_q": 32, "split_target": 4}, 1.12, 0.02, 1000.0)
@@ -37,7 +45,7 @@ def path(tmp_path: Path) -> Path:
 def test_a_second_process_finds_what_the_first_saved(path: Path) -> None:
     assert TuningTable(path).save({KEY: ENTRY})
     code = (
-        "import sys, pathlib; from chunkattn.tuning.table import *\n"
+        "import sys, pathlib; from chunkattn.planning.tuning_table import *\n"
         "table = TuningTable(pathlib.Path(sys.argv[1]))\n"
         f"print(table.find({KEY!r}))"
     )
@@ -178,10 +186,10 @@ def test_what_could_not_be_read_back_is_refused(path: Path, entry: TuningEntry) 
 
 WRITER = """
 import os, pathlib, sys, time
-from chunkattn.tuning import table
+from chunkattn.planning import tuning_table
 path, first, mode = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-key = table.TuningKey("cpu", "d", "", "1", "k", "bfloat16", 64, 64, 1, "16", "m")
-entry = table.TuningEntry({"a": 1}, 1.0, 0.0, 5.0)
+key = tuning_table.TuningKey("cpu", "d", "", "1", "k", "bfloat16", 64, 64, 1, "16", "m")
+entry = tuning_table.TuningEntry({"a": 1}, 1.0, 0.0, 5.0)
 def stall(*arguments):
     print("stalled", flush=True)
     time.sleep(60)
@@ -192,7 +200,7 @@ if mode == "disk":
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 print("ready", flush=True)
 sys.stdin.readline()
-saved = [table.TuningTable(path).save({key._replace(mix_class=str(first + i)): entry}) for i in range(50)]
+saved = [tuning_table.TuningTable(path).save({key._replace(mix_class=str(first + i)): entry}) for i in range(50)]
 print(all(saved))
 """
 
@@ -238,9 +246,9 @@ def test_a_killed_writer_leaves_the_old_table_and_no_lock(path: Path, moment: st
 
 def test_a_lock_that_nobody_gives_back_costs_bounded_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     TuningTable(path).save({KEY: ENTRY})
-    monkeypatch.setattr(table_module, "_LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(tuning_table, "_LOCK_SECONDS", 0.2)
     with (
-        table_module._locked(path),
+        tuning_table._locked(path),
         pytest.warns(TuningTableWarning, match="lock was not free for"),
     ):
         assert not TuningTable(path).save({numbered(1): ENTRY})
@@ -269,7 +277,7 @@ def test_any_refusal_while_writing(path: Path, monkeypatch: pytest.MonkeyPatch, 
 
     with monkeypatch.context() as patch:
         module, name = call.split(".")
-        patch.setattr(getattr(table_module, module), name, refuse)
+        patch.setattr(getattr(tuning_table, module), name, refuse)
         with pytest.warns(TuningTableWarning, match="was not written"):
             assert not table.save({numbered(1): ENTRY})
     assert table.find(numbered(1)) == ENTRY  # this process has it all the same
@@ -308,7 +316,7 @@ def test_a_file_that_cannot_be_read_is_not_replaced(path: Path, monkeypatch: pyt
 def test_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def settings(**values: str) -> None:
         empty = {"tuning": None, "cache": None}
-        monkeypatch.setattr(table_module, "SETTINGS", replace(chunkattn.env.SETTINGS, **{**empty, **values}))
+        monkeypatch.setattr(tuning_table, "SETTINGS", replace(chunkattn.env.SETTINGS, **{**empty, **values}))
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     settings()

@@ -21,7 +21,7 @@ from chunkattn.planning.work import WorkSpec, make_plan
 from chunkattn.types import AttentionSpec
 
 if TYPE_CHECKING:
-    from chunkattn.tuning.table import TuningKey
+    from chunkattn.planning.tuning_table import TuningKey
 
 _CUT = {"items_per_worker": (work_spec.ITEMS_PER_WORKER, 4, 16), "split_cost": (work_spec.SPLIT_COST, 32, 512)}
 ANY = "any"
@@ -148,7 +148,7 @@ def tuning_key(spec: AttentionSpec, mix_class: str = ANY) -> TuningKey:
 
 def _key(spec: AttentionSpec, device: Gpu) -> TuningKey:
     import chunkattn
-    from chunkattn.tuning.table import TuningKey
+    from chunkattn.planning.tuning_table import TuningKey
 
     page_class = min(1 << (spec.page_size.bit_length() - 1), 256)
     return TuningKey(

@@ -27,7 +27,7 @@ from chunkattn.planning.work import WorkSpec, make_plan
 from chunkattn.types import AttentionSpec
 
 if TYPE_CHECKING:
-    from chunkattn.tuning.table import TuningKey
+    from chunkattn.planning.tuning_table import TuningKey
 
 _KERNEL = ("block_m", "block_n", "num_warps", "num_stages", "ctas_per_sm")
 _CUT = {"items_per_worker": (8, 4, 16), "split_cost": (128, 32, 512)}
@@ -89,7 +89,7 @@ def tuning_key(spec: AttentionSpec, mix_class: str = ANY) -> TuningKey:
 def key_of(head_dim: int, head_dim_v: int, dtype: torch.dtype, group: int, page_size: int, device: Gpu) -> TuningKey:
     """`tuning_key`, from single facts. Pages behave alike up to the next power of two, and from 256 tokens on."""
     import chunkattn
-    from chunkattn.tuning.table import TuningKey
+    from chunkattn.planning.tuning_table import TuningKey
 
     page_class = min(1 << (page_size.bit_length() - 1), 256)
     name = device.name or f"sm_{device.arch}"
