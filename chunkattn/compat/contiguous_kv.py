@@ -91,3 +91,37 @@ def beginning_at(view: PagedView, first: Tensor) -> PagedView:
     slot = first.long()[:, None] + torch.arange(page_size * columns, device=first.device)
     page = view.block_table.long().gather(1, (slot // page_size).clamp(max=columns - 1))
     return PagedView(pools[0], pools[1], (page * page_size + slot % page_size).to(torch.int32))
+
+
+def check_contents(
+    view: PagedView, cu_seqlens_q: Tensor, seq_lens: Tensor, *, num_tokens: int, window_left: int
+) -> None:
+    """Checks what index tensors hold as the CPU's attention does: prefix sums, and the pages that queries see.
+
+    Raises:
+        ValueError: sums that do not rise from 0 to at most `num_tokens`, a length beyond the table, a page outside the
+            pool.
+    """
+    ends = cu_seqlens_q.tolist()
+    if ends[0] != 0 or ends[-1] > num_tokens or ends != sorted(ends):
+        raise ValueError(f"cu_seqlens_q: expected prefix sums from 0 to at most {num_tokens} (T of q), got {ends}")
+    num_pages, page_size = view.k_cache.shape[:2]
+    table = view.block_table
+    capacity = table.shape[1] * page_size
+    if table.numel():
+        low, high = torch.aminmax(table)
+        if int(low) >= 0 and int(high) < num_pages and int(seq_lens.max()) <= capacity:
+            return  # whatever is seen
+    counts = torch.diff(cu_seqlens_q)
+    if bool(((seq_lens > capacity) & (counts > 0)).any()):
+        raise ValueError(f"seq_lens: expected at most {capacity} (M·P of block_table), got {int(seq_lens.max())}")
+    first = (seq_lens - counts - window_left).clamp(min=0) if window_left >= 0 else torch.zeros_like(seq_lens)
+    column = torch.arange(table.shape[1], device=seq_lens.device)
+    seen = (column >= (first // page_size)[:, None]) & (column * page_size < seq_lens[:, None]) & (counts > 0)[:, None]
+    wrong = seen & ((table < 0) | (table >= num_pages))
+    if bool(wrong.any()):
+        request, at = (int(i) for i in wrong.nonzero()[0])
+        raise ValueError(
+            f"block_table: expected a page id from 0 to {num_pages - 1}, got {int(table[request, at])} for "
+            f"request {request}, column {at}"
+        )

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from chunkattn.compat.contiguous_kv import PagedView, beginning_at, cache_view, packed_segments
-from chunkattn.compat.flash_attn_append import append, rotary_of
+from chunkattn.compat.flash_attn_append import append, ends_of, rotary_of
 from chunkattn.compat.flash_attn_call import (
+    AttentionCall,
     Window,
-    attend,
     batch_size_of,
     given,
     name_of_rows,
@@ -35,7 +35,7 @@ from chunkattn.compat.flash_attn_call import (
 )
 from chunkattn.compat.head_dim import padded, write_back
 from chunkattn.compat.refusals import refuse_unless
-from chunkattn.types import Plan
+from chunkattn.compat.scheduler_metadata import SchedulerMetadata
 
 
 def flash_attn_varlen_func(
@@ -70,7 +70,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None,
     out: Tensor | None = None,
     return_softmax_lse: bool = False,
-    scheduler_metadata: Plan | None = None,
+    scheduler_metadata: SchedulerMetadata | None = None,
     fa_version: int | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """Attention of packed sequences over packed or paged keys.
@@ -142,7 +142,7 @@ def flash_attn_varlen_func(
         total, starts = q.shape[0], cu_seqlens_q
         rows = used_rows(cu_seqlens_q, seqused_q)
         q, cu_seqlens_q = q[rows], torch.nn.functional.pad(seqused_q.cumsum(0), (1, 0))
-    result, lse = attend(
+    result, lse = AttentionCall(
         name,
         q,
         view,
@@ -158,14 +158,13 @@ def flash_attn_varlen_func(
         sinks=s_aux,
         num_splits=num_splits,
         plan=scheduler_metadata,
-        out=out if rows is None and head_dim_v % 8 == 0 else None,
         names={
             "k_cache": "k",
             "v_cache": "v",
             "seq_lens": "cu_seqlens_k" if seqused_k is None else "seqused_k",
             "block_table": "cu_seqlens_k" if table is None else name_of_table(block_table),
         },
-    )
+    ).run(out if rows is None and head_dim_v % 8 == 0 else None)
     result = result[..., :head_dim_v]
     if rows is not None:
         used, used_lse = result, lse
@@ -241,7 +240,7 @@ def flash_attn_with_kvcache(
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
     attention_chunk: int = 0,
-    scheduler_metadata: Plan | None = None,
+    scheduler_metadata: SchedulerMetadata | None = None,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     s_aux: Tensor | None = None,
@@ -316,17 +315,15 @@ def flash_attn_with_kvcache(
         rotary_cos, rotary_sin, lengths if rotary_seqlens is None else rotary_seqlens, rotary_interleaved
     )
     if k is not None or v is not None:
+        k, v = given("k", k), given("v", v)
+        after = after + torch.diff(ends_of(k, cu_seqlens_k_new))
         if rotary is not None:
             one_position = not causal and window_of(window_size) == (-1, -1)
             q_tokens = rotary.turned(q_tokens, cu_seqlens_q, advance=not one_position)
-        scales = one_scale(name, "k_descale", k_descale), one_scale(name, "v_descale", v_descale)
-        after = append(given("k", k), given("v", v), view, cu_seqlens_k_new, after, scales, rotary, names)
-        write_back(wide_k, k_cache)
-        write_back(wide_v, v_cache)
     elif rotary is not None or cu_seqlens_k_new is not None:
         argument = "cu_seqlens_k_new" if rotary is None else "rotary_cos"
         raise ValueError(f"{argument}: expected None without k and v, got a tensor")
-    out, lse = attend(
+    call = AttentionCall(
         name,
         q_tokens,
         view,
@@ -344,6 +341,13 @@ def flash_attn_with_kvcache(
         plan=scheduler_metadata,
         names=names,
     )
+    if k is not None and v is not None:
+        call.check()  # before anything is written
+        scales = one_scale(name, "k_descale", k_descale), one_scale(name, "v_descale", v_descale)
+        append(k, v, view, cu_seqlens_k_new, after, scales, rotary, names)
+        write_back(wide_k, k_cache)
+        write_back(wide_v, v_cache)
+    out, lse = call.run()
     out = out[..., :head_dim_v]
     if not packed:
         out = out.unflatten(0, (batch_size, queries))

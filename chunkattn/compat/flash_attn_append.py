@@ -70,38 +70,38 @@ def rotary_of(cos: Tensor | None, sin: Tensor | None, first: Tensor, interleaved
     return Rotary(cos, sin, first, interleaved)
 
 
+def ends_of(k: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """int32 [B+1], prefix sums of the new tokens: k is [B, Sn, Hkv, D], or packed with `cu_seqlens`."""
+    if cu_seqlens is None:
+        return torch.arange(k.shape[0] + 1, dtype=torch.int32, device=k.device) * k.shape[1]
+    return cu_seqlens.to(torch.int32)
+
+
 def append(
     k: Tensor,
     v: Tensor,
     view: PagedView,
     cu_seqlens: Tensor | None,
-    before: Tensor,
+    after: Tensor,
     scales: tuple[Tensor | None, Tensor | None],
     rotary: Rotary | None,
     names: Mapping[str, str | None],
-) -> Tensor:
+) -> None:
     """Writes new keys, rotated, and values.
 
     Args:
         k, v: [B, Sn, Hkv, D], or packed [Tn, Hkv, D] with `cu_seqlens`.
         view: the cache.
         cu_seqlens: int [B+1].
-        before: int32 [B], lengths without them.
+        after: int32 [B], lengths with them.
         scales: of a quantised cache.
         rotary: of the keys.
         names: an operator's argument -> whom an error blames.
-
-    Returns:
-        int32 [B], the lengths with them.
     """
+    ends = ends_of(k, cu_seqlens)
     if cu_seqlens is None:
-        ends = torch.arange(k.shape[0] + 1, dtype=torch.int32, device=k.device) * k.shape[1]
         k, v = k.flatten(0, 1), v.flatten(0, 1)
-    else:
-        ends = cu_seqlens.to(torch.int32)
-    after = before + torch.diff(ends)
     rope = None if rotary is None else rotary.rope_of(ends)
     own = {"cu_seqlens_q": "k" if cu_seqlens is None else "cu_seqlens_k_new", "rope.cos": "rotary_cos"}
     with foreign_names(**names, **own, k_scale="k_descale", v_scale="v_descale"):
         chunkattn.append_kv(padded(k), padded(v), *view, ends, after, k_scale=scales[0], v_scale=scales[1], rope=rope)
-    return after

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 import chunkattn
-from chunkattn.compat.contiguous_kv import PagedView
+from chunkattn.compat.contiguous_kv import PagedView, check_contents
 from chunkattn.compat.refusals import foreign_names, refuse
-from chunkattn.compat.two_sided_alibi import two_sided_attention
-from chunkattn.types import Plan
+from chunkattn.compat.scheduler_metadata import SchedulerMetadata
+from chunkattn.compat.two_sided_alibi import check_counts, two_sided_attention
 
 Window = Sequence[int | None]
 T = TypeVar("T")
@@ -25,65 +26,108 @@ _OPTIONS = {
 }
 
 
-def attend(
-    name: str,
-    q: Tensor,
-    view: PagedView,
-    cu_seqlens_q: Tensor,
-    seq_lens: Tensor,
-    *,
-    softmax_scale: float,
-    causal: bool,
-    window: Window | None,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    k_descale: Tensor | None,
-    v_descale: Tensor | None,
-    sinks: Tensor | None,
-    num_splits: int,
-    plan: Plan | None,
-    out: Tensor | None = None,
-    names: Mapping[str, str | None],
-) -> tuple[Tensor, Tensor]:
-    """out [T, Hq, Dv] and lse [Hq, T] of packed queries over a pool; errors blame the arguments of `names`."""
-    beside = window_of(window)
-    if plan is not None and not isinstance(plan, Plan):
-        raise refuse(name, "scheduler_metadata", "expected what get_scheduler_metadata of this module returns")
-    options: dict[str, Any] = {
-        "softmax_scale": float(softmax_scale),
-        "softcap": float(softcap),
-        "k_scale": one_scale(name, "k_descale", k_descale),
-        "v_scale": one_scale(name, "v_descale", v_descale),
-        "num_splits": num_splits if num_splits > 0 else None,
-    }
-    sinks = None if sinks is None else sinks.float()
-    looks_right = not causal and beside[1] != 0
-    two_sided = alibi_slopes is not None and looks_right and bool((torch.diff(cu_seqlens_q) > 1).any())
-    if two_sided and plan is not None:
-        raise refuse(name, "scheduler_metadata", "expected None with alibi_slopes and causal=False")
-    with foreign_names(**_OPTIONS, **names):
-        if two_sided:
-            assert alibi_slopes is not None
-            result, lse = two_sided_attention(
-                q, view, cu_seqlens_q, seq_lens, window=beside, alibi_slopes=alibi_slopes, sinks=sinks, **options
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of `chunkattn.attention` over a pool, with packed queries; errors blame the arguments of `names`.
+
+    Attributes:
+        name: the foreign function, for messages.
+        q: [T, Hq, D].
+        view, cu_seqlens_q, seq_lens, softmax_scale, causal, softcap, alibi_slopes, sinks: as the operator takes them.
+        window, k_descale, v_descale, num_splits, plan: as the foreign function does.
+        names: an operator's argument -> the foreign one that it was made of.
+    """
+
+    name: str
+    q: Tensor
+    view: PagedView
+    cu_seqlens_q: Tensor
+    seq_lens: Tensor
+    softmax_scale: float
+    causal: bool
+    window: Window | None
+    softcap: float
+    alibi_slopes: Tensor | None
+    k_descale: Tensor | None
+    v_descale: Tensor | None
+    sinks: Tensor | None
+    num_splits: int
+    plan: SchedulerMetadata | None
+    names: Mapping[str, str | None]
+
+    def check(self) -> None:
+        """Raises what `run` would, without reading the pool: for a caller that writes into it first.
+
+        On the CPU that is everything; on a GPU, where no contents are looked at, what the host knows.
+        """
+        options = self._options()
+        window, two_sided = options["window"], self._two_sided()
+        if self.plan is not None:
+            self.plan.check(
+                heads=(self.q.shape[1], self.view.k_cache.shape[2]),
+                causal=options["causal"],
+                window=window,
+                num_splits=options["num_splits"],
+                cu_seqlens_q=self.cu_seqlens_q,
+                seq_lens=self.seq_lens,
             )
-            return result if out is None else out.copy_(result), lse.t().contiguous()
-        lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device)
-        result = chunkattn.attention(  # type: ignore[assignment]
-            q,
-            *view,
-            cu_seqlens_q,
-            seq_lens,
-            causal=bool(causal),
-            window=beside,
-            alibi_slopes=alibi_slopes,
-            sinks=sinks,
-            plan=plan,
-            out=out,
-            lse=lse.t(),
-            **options,
-        )
-    return result, lse
+        with foreign_names(**_OPTIONS, **self.names):
+            # The operator's own checks: the same call with no query.
+            chunkattn.attention(self.q[:0], *self.view, torch.zeros_like(self.cu_seqlens_q), self.seq_lens, **options)
+            if two_sided:
+                check_counts(self.cu_seqlens_q, self.seq_lens)
+            if self.q.device.type == "cpu":
+                check_contents(
+                    self.view, self.cu_seqlens_q, self.seq_lens, num_tokens=self.q.shape[0], window_left=window[0]
+                )
+
+    def run(self, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """out [T, Hq, Dv], the given one if there is one, and lse [Hq, T]."""
+        options = self._options()
+        two_sided = self._two_sided()
+        with foreign_names(**_OPTIONS, **self.names):
+            if two_sided:
+                del options["causal"]
+                result, lse = two_sided_attention(self.q, self.view, self.cu_seqlens_q, self.seq_lens, **options)
+                return result if out is None else out.copy_(result), lse.t().contiguous()
+            lse = torch.empty(self.q.shape[1], self.q.shape[0], dtype=torch.float32, device=self.q.device)
+            result = chunkattn.attention(  # type: ignore[assignment]
+                self.q,
+                *self.view,
+                self.cu_seqlens_q,
+                self.seq_lens,
+                plan=self.plan,
+                out=out,
+                lse=lse.t(),
+                **options,
+            )
+        return result, lse
+
+    def _options(self) -> dict[str, Any]:
+        """What every call of the operator takes."""
+        if self.plan is not None and not isinstance(self.plan, SchedulerMetadata):
+            why = "expected what get_scheduler_metadata of this module returns"
+            raise refuse(self.name, "scheduler_metadata", why)
+        return {
+            "softmax_scale": float(self.softmax_scale),
+            "causal": bool(self.causal),
+            "window": window_of(self.window),
+            "softcap": float(self.softcap),
+            "alibi_slopes": self.alibi_slopes,
+            "sinks": None if self.sinks is None else self.sinks.float(),
+            "k_scale": one_scale(self.name, "k_descale", self.k_descale),
+            "v_scale": one_scale(self.name, "v_descale", self.v_descale),
+            "num_splits": self.num_splits if self.num_splits > 0 else None,
+        }
+
+    def _two_sided(self) -> bool:
+        """Whether ALiBi has keys on the right of some query."""
+        if self.alibi_slopes is None or self.causal or window_of(self.window)[1] == 0:
+            return False
+        two_sided = bool((torch.diff(self.cu_seqlens_q) > 1).any())
+        if two_sided and self.plan is not None:
+            raise refuse(self.name, "scheduler_metadata", "expected None with alibi_slopes and causal=False")
+        return two_sided
 
 
 def window_of(window: Window | None) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import chunkattn
 from chunkattn.compat import flash_attn
 from chunkattn.compat.flash_attn_call import Window, window_of
 from chunkattn.compat.refusals import foreign_names, refuse_unless
-from chunkattn.types import Plan
+from chunkattn.compat.scheduler_metadata import SchedulerMetadata
 
 Result = Tensor | tuple[Tensor, ...]
 
@@ -74,7 +74,7 @@ def flash_attn_with_kvcache(
     attention_chunk: int = 0,
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
-    scheduler_metadata: Plan | None = None,
+    scheduler_metadata: SchedulerMetadata | None = None,
     num_splits: int = 0,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
@@ -106,7 +106,7 @@ def get_scheduler_metadata(
     num_splits: int = 0,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
-) -> Plan:
+) -> SchedulerMetadata:
     """Plans a step once for every layer; the result is `flash_attn_with_kvcache`'s `scheduler_metadata`.
 
     Args:
@@ -116,7 +116,8 @@ def get_scheduler_metadata(
         cache_leftpad: int32 [B]; a cache with it is planned in pages of one slot.
 
     Returns:
-        A `chunkattn.Plan`. It holds for calls with the same lengths, heads, mask and splits, which are compared there.
+        A `chunkattn.Plan` and what it was made for. It holds for calls with the same lengths, heads, mask and splits,
+        which are compared there.
     """
     refuse_unless("get_scheduler_metadata", attention_chunk=(attention_chunk, 0), sm_margin=(sm_margin, 0))
     if cu_seqlens_q is None:
@@ -125,6 +126,8 @@ def get_scheduler_metadata(
     pad = 0 if cache_leftpad is None else cache_leftpad
     if cache_leftpad is not None:
         page_size = 1
+    starts, lengths = cu_seqlens_q.to(torch.int32, copy=True), (cache_seqlens + new - pad).to(torch.int32)
+    window, splits = window_of(window_size), num_splits if num_splits > 0 else None
     with foreign_names(
         seq_lens="cache_seqlens",
         num_q_heads="num_heads_q",
@@ -134,9 +137,9 @@ def get_scheduler_metadata(
         dtype="qkv_dtype",
         window="window_size",
     ):
-        return chunkattn.plan(
-            cu_seqlens_q.to(torch.int32),
-            (cache_seqlens + new - pad).to(torch.int32),
+        plan = chunkattn.plan(
+            starts,
+            lengths,
             num_q_heads=num_heads_q,
             num_kv_heads=num_heads_kv,
             head_dim=headdim + -headdim % 8,
@@ -144,6 +147,9 @@ def get_scheduler_metadata(
             page_size=page_size or max_seqlen_k,
             dtype=qkv_dtype,
             causal=causal,
-            window=window_of(window_size),
-            num_splits=num_splits if num_splits > 0 else None,
+            window=window,
+            num_splits=splits,
         )
+    return SchedulerMetadata(
+        **vars(plan), causal=bool(causal), window=window, num_splits=splits, cu_seqlens_q=starts, seq_lens=lengths
+    )

@@ -41,9 +41,8 @@ def two_sided_attention(
     Raises:
         UnsupportedError: more queries than keys in a sequence.
     """
+    check_counts(cu_seqlens_q, seq_lens)
     counts, lengths = torch.diff(cu_seqlens_q).long(), seq_lens.long()
-    if bool((counts > lengths).any()):
-        raise UnsupportedError("alibi_slopes: expected causal=True, or no sequence with more queries than keys")
     before = chunkattn.attention(
         q, *view, cu_seqlens_q, seq_lens, causal=True, window=(window[0], -1), alibi_slopes=alibi_slopes, sinks=sinks,
         return_lse=True, **options,
@@ -65,6 +64,12 @@ def two_sided_attention(
     )
     shift = torch.repeat_interleave(alibi_slopes.expand(len(counts), -1), counts, dim=0)
     return chunkattn.merge_states(*before, after[0][mirror], after[1][mirror] - shift)  # type: ignore[misc]
+
+
+def check_counts(cu_seqlens_q: Tensor, seq_lens: Tensor) -> None:
+    """Raises UnsupportedError for a sequence with more queries than keys."""
+    if bool((torch.diff(cu_seqlens_q) > seq_lens).any()):
+        raise UnsupportedError("alibi_slopes: expected causal=True, or no sequence with more queries than keys")
 
 
 def _mirrored(starts: Tensor, counts: Tensor) -> Tensor:

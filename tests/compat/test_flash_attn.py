@@ -345,8 +345,35 @@ def test_rows_of_a_block_table_and_where_their_keys_begin(page_size, leftpad):
         ({"cache_leftpad": torch.tensor([0, -1], dtype=INT32)}, "cache_leftpad"),
         ({"block_table": torch.full((2, 2), 9, dtype=INT32)}, "block_table"),
         ({"page_table": torch.full((2, 2), 9, dtype=INT32)}, "page_table"),
-        ({"window_size": (-1, 2), "causal": False, "scheduler_metadata": True}, "scheduler_metadata"),
+        ({"block_table": torch.tensor([[9, 1], [9, 2]], dtype=INT32), "cache_seqlens": 45}, "block_table"),  # history
+        ({"scheduler_metadata": {}, "window_size": (-1, 2), "causal": False}, "scheduler_metadata"),
+        ({"scheduler_metadata": {}, "cache_seqlens": 8}, "scheduler_metadata"),
+        ({"scheduler_metadata": {"num_heads_q": 8}}, "scheduler_metadata"),
+        ({"scheduler_metadata": {"batch_size": 1, "cache_seqlens": ends([7])[1:]}}, "scheduler_metadata"),
+        ({"scheduler_metadata": {"num_splits": 2}, "num_splits": 3}, "scheduler_metadata"),
+        ({"scheduler_metadata": {"cu_seqlens_q": ends([2, 4])}}, "scheduler_metadata"),
+        ({"scheduler_metadata": torch.zeros(4, dtype=INT32)}, "scheduler_metadata"),
         ({"s_aux": torch.zeros(3)}, "s_aux"),
+        ({"q": torch.zeros(6, 4, 32), "cu_seqlens_q": ends([3, 4])}, "cu_seqlens_q"),
+        (
+            {
+                "k": torch.zeros(3, 2, 32),
+                "v": torch.zeros(3, 2, 32),
+                "cu_seqlens_k_new": ends([3, 0]),
+                "cache_seqlens": torch.tensor([7, 45], dtype=INT32),
+            },
+            "cache_seqlens",
+        ),
+        ({"q": torch.zeros(2, 3, 4, 40)}, "q"),
+        ({"q": torch.zeros(2, 3, 3, 32)}, "q"),
+        ({"alibi_slopes": torch.zeros(3)}, "alibi_slopes"),
+        (
+            {"alibi_slopes": torch.ones(4), "q": torch.zeros(2, 5, 4, 32), "cache_seqlens": 0, "causal": False},
+            "alibi_slopes",
+        ),
+        ({"softcap": -1.0}, "softcap"),
+        ({"num_splits": 9999}, "num_splits"),
+        ({"window_size": (-1,)}, "window_size"),
         ({"k_descale": torch.ones(5)}, "k_descale"),
         ({"v_descale": torch.ones(2)}, "v_descale"),
         ({"rotary_cos": torch.ones(64, 8)}, "rotary_cos"),
@@ -361,17 +388,21 @@ def test_rows_of_a_block_table_and_where_their_keys_begin(page_size, leftpad):
 )
 def test_errors_blame_what_the_caller_gave_and_nothing_is_written(changes, named):
     q, k_cache, v_cache, k, v = cache_case(torch.float32)
-    if changes.get("scheduler_metadata") is True:
-        lengths = torch.tensor([7, 7], dtype=INT32)
-        plan = flash_attn_interface.get_scheduler_metadata(2, 3, 40, 4, 2, 32, lengths, max_seqlen_k_new=3)
-        changes = {**changes, "scheduler_metadata": plan}
+    planned_otherwise = changes.get("scheduler_metadata")
+    if isinstance(planned_otherwise, dict):
+        plan = {
+            "batch_size": 2, "max_seqlen_q": 3, "max_seqlen_k": 40, "num_heads_q": 4, "num_heads_kv": 2, "headdim": 32,
+            "cache_seqlens": torch.tensor([7, 7], dtype=INT32), "max_seqlen_k_new": 3, "causal": True,
+        }  # fmt: skip
+        metadata = flash_attn_interface.get_scheduler_metadata(**{**plan, **planned_otherwise})
+        changes = {**changes, "scheduler_metadata": metadata}
     given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "cache_seqlens": 7, "causal": True}
     given.update(changes)
-    before = k_cache.clone()
+    before = k_cache.clone(), v_cache.clone()
     with pytest.raises((ValueError, TypeError, chunkattn.UnsupportedError), match=rf"^{named}: "):
         flash_attn.flash_attn_with_kvcache(**given)
-    if named not in ("s_aux", "scheduler_metadata"):  # what only the attention looks at comes after the append
-        assert_bitwise_equal(k_cache, before)
+    for cache, untouched in zip((k_cache, v_cache), before):
+        assert_bitwise_equal(cache, untouched)
 
 
 @pytest.mark.parametrize(
