@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 
@@ -96,8 +97,20 @@ class ScenarioRun:
         steps: what has run so far.
     """
 
-    def __init__(self, model: Model, scenario: Scenario, token_budget: int | None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        scenario: Scenario,
+        token_budget: int | None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """Queues the chat users.
+
+        Args:
+            model: what answers.
+            scenario: who asks what.
+            token_budget: tokens of a step; None runs prompts whole.
+            clock: seconds, monotonic.
 
         Raises:
             ValueError: a budget that could not give every user a token in every step.
@@ -113,7 +126,7 @@ class ScenarioRun:
             enable_prefix_caching=False,  # nobody's prompt is to be shorter than it looks
         )
         self._executor = ModelExecutor(model.decoder, num_pages=scenario.num_pages, page_size=PAGE_SIZE)
-        self._engine = Engine(Scheduler(config), self._executor)
+        self._engine = Engine(Scheduler(config), self._executor, clock=clock)
         self.requests = {
             prompt.user: Request(prompt.user, prompt.token_ids, scenario.max_tokens, scenario.eos_token_ids)
             for prompt in scenario.prompts

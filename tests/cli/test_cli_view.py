@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from chunkattn.cli.results import RunResult, results_table
 from chunkattn.cli.scenario import CHATS, DOCUMENT, ScenarioRun, build_scenario
 from chunkattn.cli.timeline import DECODE, PREFILL, WAITING, timeline_text
 from chunkattn.models import Model, load_model
+from chunkattn.scheduler import ScheduledBatch
+from chunkattn.serving import ModelExecutor
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +27,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return load_model(str(directory))
 
 
-def start(model: Model, budget: int | None) -> ScenarioRun:
-    return ScenarioRun(model, build_scenario(model.tokenizer, document(200), 16, 1024), budget)
+def start(model: Model, budget: int | None, clock: Callable[[], float] = time.perf_counter) -> ScenarioRun:
+    return ScenarioRun(model, build_scenario(model.tokenizer, document(200), 16, 1024), budget, clock)
+
+
+@pytest.fixture
+def token_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+    """A clock that stands still except while a step runs, which takes a second for each token."""
+    now = 0.0
+    execute = ModelExecutor.__call__
+
+    def timed(self: ModelExecutor, batch: ScheduledBatch) -> dict[str, int | list[int]]:
+        nonlocal now
+        now += batch.num_tokens
+        return execute(self, batch)
+
+    monkeypatch.setattr(ModelExecutor, "__call__", timed)
+    return lambda: now
 
 
 @pytest.mark.parametrize(("width", "height"), [(100, 40), (60, 24), (40, 12)])
@@ -69,8 +88,8 @@ def test_no_color_leaves_no_colours(model: Model, monkeypatch: pytest.MonkeyPatc
     assert not any(f"\x1b[{code}m" in output.getvalue() for code in range(30, 38))
 
 
-def test_timeline_tells_prompt_token_and_wait_apart(model: Model) -> None:
-    runs = [(str(budget), start(model, budget)) for budget in (None, 24)]
+def test_timeline_tells_prompt_token_and_wait_apart(model: Model, token_clock: Callable[[], float]) -> None:
+    runs = [(str(budget), start(model, budget, token_clock)) for budget in (None, 24)]
     for _, run in runs:
         for _ in run.run():
             pass
