@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from chunkattn.types import AttentionSpec
+
 
 class AttentionArgs(NamedTuple):
     q: Tensor
@@ -105,4 +107,44 @@ def plan_args(a: AttentionArgs, words: Tensor) -> PlanArgs:
         a.num_splits,
         "NHD",
         None,
+    )
+
+
+def plan_spec(a: PlanArgs) -> AttentionSpec:
+    """The facts of a plan call."""
+    return AttentionSpec(
+        a.seq_lens.device.type,
+        a.dtype,
+        a.dtype,
+        a.num_q_heads,
+        a.num_kv_heads,
+        a.head_dim,
+        a.head_dim_v,
+        a.page_size,
+        a.causal,
+        a.window_left >= 0 or a.window_right >= 0,
+        invariant=a.invariant,
+        op="plan",
+    )
+
+
+def attention_spec(a: AttentionArgs, kv_scale: str) -> AttentionSpec:
+    """The facts of an attention call whose scales are of this granularity."""
+    return AttentionSpec(
+        a.q.device.type,
+        a.q.dtype,
+        a.k_cache.dtype,
+        a.q.shape[1],
+        a.k_cache.shape[2],
+        a.q.shape[2],
+        a.v_cache.shape[3],
+        a.k_cache.shape[1],
+        a.causal,
+        a.window_left >= 0 or a.window_right >= 0,
+        a.softcap > 0.0,
+        a.alibi_slopes is not None,
+        a.sinks is not None,
+        a.tree_mask is not None,
+        kv_scale,
+        a.invariant,
     )

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from chunkattn.args import AttentionArgs
+from chunkattn.args import AttentionArgs, attention_spec
 from chunkattn.types import DTYPES, AttentionSpec
 from chunkattn.validate.batch import batch
 from chunkattn.validate.options import num_splits, window_counts
@@ -36,7 +36,7 @@ def attention(a: AttentionArgs) -> AttentionSpec:
     on_device("k_cache", k_cache, device)
     on_device("v_cache", a.v_cache, device)
     num_tokens, num_q_heads, head_dim = q.shape
-    _, page_size, num_kv_heads, cache_dim = k_cache.shape
+    _, _, num_kv_heads, cache_dim = k_cache.shape
     head_dim_v = a.v_cache.shape[3]
     head_dims(cache_dim, head_dim_v)
     if head_dim != cache_dim:
@@ -79,24 +79,7 @@ def attention(a: AttentionArgs) -> AttentionSpec:
         bad("softcap", "a finite number >= 0 (0 = off)", a.softcap)
     window_counts(a.window_left, a.window_right)
     num_splits(a.num_splits, a.invariant)
-    return AttentionSpec(
-        device.type,
-        dtype,
-        k_cache.dtype,
-        num_q_heads,
-        num_kv_heads,
-        head_dim,
-        head_dim_v,
-        page_size,
-        a.causal,
-        a.window_left >= 0 or a.window_right >= 0,
-        a.softcap > 0.0,
-        a.alibi_slopes is not None,
-        a.sinks is not None,
-        a.tree_mask is not None,
-        granularity,
-        a.invariant,
-    )
+    return attention_spec(a, granularity)
 
 
 def _workspace(workspace: Tensor, device: torch.device) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from chunkattn.args import PlanArgs
+from chunkattn.args import PlanArgs, plan_spec
 from chunkattn.types import DTYPES, MAX_HEAD_DIM, AttentionSpec
 from chunkattn.validate.options import num_splits, window_counts
 from chunkattn.validate.sentences import bad, bad_dtype, bad_shape
@@ -39,20 +39,7 @@ def plan(a: PlanArgs) -> AttentionSpec:
         raise TypeError(f"dtype: expected bfloat16, float16 or float32, got {a.dtype}")
     if a.layout not in ("NHD", "HND"):
         bad("layout", "'NHD' or 'HND'", repr(a.layout))
-    return AttentionSpec(
-        seq_lens.device.type,
-        a.dtype,
-        a.dtype,
-        a.num_q_heads,
-        a.num_kv_heads,
-        a.head_dim,
-        a.head_dim_v,
-        a.page_size,
-        a.causal,
-        a.window_left >= 0 or a.window_right >= 0,
-        invariant=a.invariant,
-        op="plan",
-    )
+    return plan_spec(a)
 
 
 def plan_words(arg: str, words: Tensor, device: torch.device) -> None:

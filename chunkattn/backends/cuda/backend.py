@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs, plan_args
+from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs, attention_spec, plan_args, plan_spec
 from chunkattn.backends.base import Support
 from chunkattn.backends.cuda import libraries, select, settings
 from chunkattn.backends.device import Gpu, gpu
@@ -181,21 +181,7 @@ def scatter_pages(block: Tensor, cache: Tensor, pages: Tensor) -> None:
 
 
 def _of_plan(a: PlanArgs, device: Gpu) -> _Attention:
-    spec = AttentionSpec(
-        a.seq_lens.device.type,
-        a.dtype,
-        a.dtype,
-        a.num_q_heads,
-        a.num_kv_heads,
-        a.head_dim,
-        a.head_dim_v,
-        a.page_size,
-        a.causal,
-        a.window_left >= 0 or a.window_right >= 0,
-        invariant=a.invariant,
-        op="plan",
-    )
-    return _of_problem(spec, (a.window_left, a.window_right), a.num_splits, device)
+    return _of_problem(plan_spec(a), (a.window_left, a.window_right), a.num_splits, device)
 
 
 def plan(a: PlanArgs) -> None:
@@ -237,7 +223,8 @@ def attention(a: AttentionArgs) -> None:
         return
     device = a.q.device
     properties = _gpu(device)
-    chosen = _of_problem(_problem(a), (a.window_left, a.window_right), a.num_splits, properties)
+    spec = attention_spec(a, "none" if a.k_scale is None and a.v_scale is None else "some")
+    chosen = _of_problem(spec, (a.window_left, a.window_right), a.num_splits, properties)
     num_requests = a.seq_lens.shape[0]
     longest = a.block_table.shape[1] * a.k_cache.shape[1]
     size = _workspace_bytes(chosen.fields, num_tokens, longest, a.v_cache.shape[3])
@@ -267,28 +254,6 @@ def _check_workspace(workspace: Tensor, size: int, max_tokens: int, max_seq_len:
         )
     if workspace.data_ptr() % _ALIGNMENT:
         raise ValueError(f"workspace: expected a data pointer aligned to {_ALIGNMENT} bytes, got one that is not")
-
-
-def _problem(a: AttentionArgs) -> AttentionSpec:
-    """The facts that decided in `supports` which variant serves the call."""
-    return AttentionSpec(
-        a.q.device.type,
-        a.q.dtype,
-        a.k_cache.dtype,
-        a.q.shape[1],
-        a.k_cache.shape[2],
-        a.q.shape[2],
-        a.v_cache.shape[3],
-        a.k_cache.shape[1],
-        a.causal,
-        a.window_left >= 0 or a.window_right >= 0,
-        a.softcap > 0.0,
-        a.alibi_slopes is not None,
-        a.sinks is not None,
-        a.tree_mask is not None,
-        "none" if a.k_scale is None and a.v_scale is None else "some",
-        a.invariant,
-    )
 
 
 def repeat_attention(a: AttentionArgs) -> bool:
