@@ -10,18 +10,12 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from chunkattn.api import (
-    append_kv,
-    attention,
-    copy_pages,
-    explain,
-    gather_pages,
-    merge_states,
-    plan,
-    scatter_pages,
-    supports,
-    workspace_bytes,
-)
+from chunkattn.api.append_op import append_kv
+from chunkattn.api.attention_op import attention
+from chunkattn.api.backend_choice import explain, supports, workspace_bytes
+from chunkattn.api.merge_op import merge_states
+from chunkattn.api.page_ops import copy_pages, gather_pages, scatter_pages
+from chunkattn.api.plan_op import plan
 from chunkattn.errors import UnsupportedError as UnsupportedError
 from chunkattn.types import AttentionSpec, Batch, PagedKV, Plan, Rope
 
