@@ -71,19 +71,16 @@ def busy(processes: int) -> Iterator[None]:
 
 
 def compare(module: Any, members: Sequence[BenchCase], values: Mapping[str, int]) -> dict[str, Any]:
-    """The default by other settings, in pairs that take turns."""
+    """The default by other settings, each time between two takes of the default."""
     default = next(iter(module.settings_space(spec_of(members[0], "cpu"))))
     if dict(values) == default:
         return {"default_by_tuned": dict.fromkeys((case.name for case in members), 1.0), "spread": 0.0}
     trials = Trials("cpu", module, members, (default, values), seconds=0.01)
     logs: dict[str, list[float]] = {case.name: [] for case in members}
     noise: list[float] = []
-    for number in range(PAIRS):
+    for _ in range(PAIRS):
         for index, case in enumerate(members):
-            order = (0, 1, 0) if number % 2 else (1, 0, 0)
-            taken = [trials.measure(candidate, index) for candidate in order]
-            first, second = (taken[0], taken[2]) if number % 2 else (taken[1], taken[2])
-            mine = taken[1] if number % 2 else taken[0]
+            first, mine, second = (trials.measure(candidate, index) for candidate in (0, 1, 0))
             logs[case.name].append((math.log(first / mine) + math.log(second / mine)) / 2)
             noise.append(abs(math.log(first / second)))
     ratios = {name: math.exp(median(values)) for name, values in logs.items()}
@@ -178,6 +175,7 @@ def main() -> None:
     if not module.supports(spec_of(cases(MIXES)[0], "cpu")):
         parser.error("the native core is not built")
     record = json.loads(options.output.read_text()) if options.output.exists() else {"machine": machine.describe()}
+    record.setdefault("commands", []).append(machine.command("python benchmarks/tuning.py"))
     rows = record.setdefault("noisy" if options.what == "judge" else options.what, [])
     if options.what == "noisy":
         found = list(jobs(module, cases({name: MIXES[name] for name in NOISY}), "cpu"))

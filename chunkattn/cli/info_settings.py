@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import chunkattn
+from chunkattn.bench.case import BenchCase
 from chunkattn.cli.tune_kernels import changed
 from chunkattn.env import SETTINGS
 from chunkattn.planning import measured
@@ -26,25 +27,21 @@ def chosen_settings(module: Any, spec: chunkattn.AttentionSpec) -> Iterator[str]
     if not hasattr(module, "settings_space"):
         return
     default = next(iter(module.settings_space(spec)))
-    for mix in dict.fromkeys(module.mix_class(spec, *_lengths(groups)) for groups in MIXES.values()):
+    cases = (BenchCase("info", name, groups) for name, groups in MIXES.items())
+    for mix in dict.fromkeys(module.mix_class(spec, case.q_lens, case.kv_lens) for case in cases):
         found = measured.in_force().get(module.tuning_key(spec, mix))
         if found is None:
             yield f"{mix:<14} default: never measured here"
             continue
         entry = found.entry
         when = time.strftime("%Y-%m-%d", time.gmtime(entry.measured))
-        if changed(entry.values, default) == changed(default, default):
+        if all(default.get(name) == value for name, value in entry.values.items()):
             yield f"{mix:<14} default, {found.source}: nothing was faster on {when} (spread {entry.spread:.1%})"
         else:
             yield (
                 f"{mix:<14} {changed(entry.values, default)}; {found.source}: {entry.gain - 1:.1%} faster than the "
                 f"default on {when} (spread {entry.spread:.1%})"
             )
-
-
-def _lengths(groups: tuple[tuple[int, int, int], ...]) -> tuple[list[int], list[int]]:
-    rows = [(q_len, history + q_len) for count, q_len, history in groups for _ in range(count)]
-    return [q_len for q_len, _ in rows], [kv_len for _, kv_len in rows]
 
 
 def tables() -> Iterator[str]:

@@ -115,12 +115,11 @@ def cases(options: KernelOptions) -> Iterator[BenchCase]:
 
 def _backend(options: KernelOptions) -> tuple[Any, str]:
     """The backend that would serve the problem."""
-    from chunkattn import backends
     from chunkattn.planning import choose
     from chunkattn.tuning.problem import spec_of
 
     module = choose.backend(spec_of(next(cases(options)), options.device), options.backend)
-    name = next(name for name in backends.MODULES if backends.load(name) is module)
+    name = choose.name_of(module)
     if not hasattr(module, "settings_space"):
         raise ValueError(f"--backend: expected one with settings to tune, got {name}")
     return module, name
@@ -135,7 +134,7 @@ def _tune_all(options: KernelOptions, console: Any, todo: list[Job], table: Tuni
             if left < _SECONDS_LEFT:
                 return
             deadline = time.monotonic() + left / (len(todo) - number)
-            label = f"{job.key.dtype} D {job.key.head_dim} page {job.key.page_class} {job.key.mix_class}"
+            label = _label(job.key)
 
             def tell(share: float, at: int = number, what: str = label) -> None:
                 report(at + share, what)
@@ -238,9 +237,13 @@ def changed(values: Mapping[str, int], default: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items() if default.get(name) != value) or "the default"
 
 
+def _label(key: TuningKey) -> str:
+    return f"{key.dtype} D {key.head_dim} page {key.page_class} {key.mix_class}"
+
+
 def _sentence(outcome: Outcome) -> str:
     verdict, job = outcome.verdict, outcome.job
-    where = f"{job.key.dtype} D {job.key.head_dim} page {job.key.page_class} {job.key.mix_class}"
+    where = _label(job.key)
     refused = f"; {len(verdict.refused)} refused for wrong answers" if verdict.refused else ""
     if outcome.entry is None:
         return f"{where}: not tuned, {verdict.reason}{refused}"
@@ -257,9 +260,9 @@ def _show(options: KernelOptions, console: Any, rows: list[dict[str, Any]], tabl
         return
     if options.dry_run:
         for row in rows:
-            counts, key = row["candidates"], row["key"]
+            counts = row["candidates"]
             console.print(
-                f"{key['dtype']} D {key['head_dim']} page {key['page_class']} {key['mix_class']}: {row['state']}, "
+                f"{_label(TuningKey(**row['key']))}: {row['state']}, "
                 f"{counts['measured']} of {counts['distinct']} different plans from {counts['possible']} settings, "
                 f"on {'; '.join(row['batches'])}"
             )
