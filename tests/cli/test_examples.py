@@ -16,16 +16,11 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 300  # no wait here is long, unless the machine stands still
+SECONDS = 300  # of two processes that wait for each other: none is long, unless the machine stands still
 
 
 def test_mixed_step_runs() -> None:
-    result = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "mixed_step.py")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    result = run_example("mixed_step.py")
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == [
         "[300, 76, 129] new tokens over [300, 76, 129] keys -> out [505, 32, 128]",
@@ -41,9 +36,7 @@ def test_own_engine_gives_the_same_tokens_for_any_budget(tmp_path: Path) -> None
     for budget in (1, 7, 32, 1000):
         script = tmp_path / f"engine_{budget}.py"
         script.write_text(source.replace(" = 16, 32, 8,", f" = 16, {budget}, 8,"))
-        result = subprocess.run(
-            [sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-        )
+        result = run_example(script)
         assert result.returncode == 0, result.stderr
         *steps, last = result.stdout.splitlines()
         counts = [eval(line.partition(": ")[2]) for line in steps]
@@ -78,13 +71,15 @@ def test_context_parallel_joins_the_ranks_of_a_launcher() -> None:
     assert result.stdout.startswith("30 tokens in 1 chunks of 30; keys on each of 1 ranks: [30]\n")
 
 
-def run_example(script: str | Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_example(
+    script: str | Path, *arguments: str, seconds: float = 100, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(ROOT / "examples" / script), *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=seconds,
     )
 
 
@@ -108,7 +103,7 @@ def test_disaggregated_sends_from_gpu_to_gpu_where_each_process_has_one(
 
 @pytest.mark.parametrize("length", [1, 9])  # of one token there is nothing left to decode
 def test_disaggregated_gives_the_tokens_of_a_single_process(length: int) -> None:
-    result = run_example("disaggregated.py", "--tiny", "--requests", "30", "--tokens", str(length))
+    result = run_example("disaggregated.py", "--tiny", "--requests", "30", "--tokens", str(length), seconds=SECONDS)
     assert result.returncode == 0, result.stderr
     answers = _answers(result.stdout)
     assert sorted(answers) == list(range(30))
@@ -121,7 +116,7 @@ def test_disaggregated_notices_pages_that_do_not_arrive(tmp_path: Path) -> None:
     assert source.count("chunkattn.scatter_pages(values, ") == 1
     script = tmp_path / "wrong.py"
     script.write_text(source.replace("chunkattn.scatter_pages(values, ", "chunkattn.scatter_pages(keys, "))
-    result = run_example(script, "--tiny", "--requests", "5", "--tokens", "9")
+    result = run_example(script, "--tiny", "--requests", "5", "--tokens", "9", seconds=SECONDS)
     assert result.returncode == 1
     assert "decode: expected the tokens of a single process, got others for requests " in result.stderr
 

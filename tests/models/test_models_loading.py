@@ -165,10 +165,12 @@ def test_smollm2_answers_the_same_however_prompts_are_cut() -> None:
     questions = ["What is the capital of France?", "Why is the sky blue?", "Name three colours."]
     outputs = {}
     preemptions = {}
+    cached = {}
     # With nothing shared, 15 pages hold the prompts but not the answers, so that somebody is preempted and replayed.
-    for budget, num_pages in ((None, 24), (64, 15), (7, 24)):
+    # The prompts begin alike: in the last run, in which the first one is computed before the others begin, they share.
+    for budget, num_pages, caching in ((None, 24, False), (64, 15, False), (7, 24, True)):
         config = SchedulerConfig(
-            token_budget=budget, max_num_seqs=3, page_size=8, num_pages=num_pages, enable_prefix_caching=False
+            token_budget=budget, max_num_seqs=3, page_size=8, num_pages=num_pages, enable_prefix_caching=caching
         )
         executor = ModelExecutor(model.decoder, num_pages=num_pages, page_size=8)
         engine = Engine(Scheduler(config), executor)
@@ -181,8 +183,10 @@ def test_smollm2_answers_the_same_however_prompts_are_cut() -> None:
         engine.run()
         outputs[budget] = [request.output_token_ids for request in requests]
         preemptions[budget] = sum(request.num_preemptions for request in requests)
+        cached[budget] = sum(request.num_cached_tokens for request in requests)
         assert executor.least_margin > 1e-3  # far from a tie, so fp32 rounding cannot decide
     assert outputs[64] == outputs[7] == outputs[None]
     assert preemptions[64] > preemptions[7] == preemptions[None] == 0
+    assert cached[7] > cached[64] == cached[None] == 0
     assert model.tokenizer.decode(outputs[None][0]) == "The capital of France is Paris."
     assert model.decoder.dtype is torch.float32

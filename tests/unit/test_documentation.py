@@ -43,7 +43,8 @@ def test_readme_python_runs_in_order(monkeypatch):
 
 @pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
 def test_examples_answer_help(example):
-    run = subprocess.run([sys.executable, ROOT / "examples" / example, "--help"], capture_output=True, text=True)
+    command = [sys.executable, ROOT / "examples" / example, "--help"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("usage: ")
 
