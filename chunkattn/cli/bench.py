@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chunkattn.cli.option_types import POSITIVE
+
 if TYPE_CHECKING:
     from chunkattn.bench.case import BenchCase
     from chunkattn.bench.record import Record
@@ -32,7 +34,7 @@ def bench() -> None:
 @click.option("--page-size", "page_sizes", metavar="N,…", default="", help="Only these page sizes.")
 @click.option("--providers", "names", metavar="NAME,…", default="", help="Only these providers.  [default: all]")
 @click.option("--rounds", default=7, show_default=True, type=click.IntRange(min=1), help="Interleaved rounds.")
-@click.option("--window", default=0.35, show_default=True, type=float, help="Seconds of a provider's turn.")
+@click.option("--window", default=0.35, show_default=True, type=POSITIVE, help="Seconds of a provider's turn.")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's]")
 @click.option(
     "--against",
@@ -105,7 +107,7 @@ def run(
 
 @bench.command()
 @click.option("--rounds", default=7, show_default=True, type=click.IntRange(min=1), help="Interleaved rounds.")
-@click.option("--window", default=0.1, show_default=True, type=float, help="Seconds of a task's turn.")
+@click.option("--window", default=0.1, show_default=True, type=POSITIVE, help="Seconds of a task's turn.")
 @click.option("--output", type=_FILE, metavar="FILE", help="Result file.  [default: chunkattn-bench.json]")
 @click.option("--append", is_flag=True, help="Add to the result file, replacing entries of the same key.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record as one JSON object and nothing else.")

@@ -107,7 +107,6 @@ def _modes(options: DemoOptions) -> tuple[tuple[str, int | None], ...]:
 
 def _prepare(options: DemoOptions) -> tuple[Model, Scenario]:
     """Loads model and text, and runs a little of each kind of step, so that first-use costs fall into no run."""
-    _check_device(options.device)
     document = built_in_document() if options.prompt_file is None else _read(options.prompt_file)
     model = load_model(
         options.model, dtype=getattr(torch, options.dtype), device=options.device, backend=options.backend
@@ -117,15 +116,6 @@ def _prepare(options: DemoOptions) -> tuple[Model, Scenario]:
     short = replace(scenario.document, token_ids=scenario.document.token_ids[: 2 * options.chunk])
     _run(model, replace(scenario, document=short, max_tokens=10), options.chunk)
     return model, scenario
-
-
-def _check_device(name: str) -> None:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"--device: expected cpu or cuda, got {name!r}") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device: expected a device of this machine, got cuda, which torch does not find")
 
 
 def _run(
@@ -156,19 +146,8 @@ def _read(path: Path) -> str:
 
 def _headline(model: Model, scenario: Scenario, options: DemoOptions) -> str:
     config, decoder = model.config, model.decoder
-    spec = chunkattn.AttentionSpec(
-        decoder.device.type,
-        decoder.dtype,
-        decoder.dtype,
-        config.num_q_heads,
-        config.num_kv_heads,
-        config.head_dim,
-        config.head_dim,
-        PAGE_SIZE,
-    )
-    taken = options.backend or next(
-        line.split()[0] for line in chunkattn.explain(spec).splitlines() if line.split()[1] == "taken"
-    )
+    table = [line.split() for line in chunkattn.explain(decoder.problem(PAGE_SIZE)).splitlines()]
+    taken = options.backend or next(name for name, state, *_ in table if state == "taken")
     return (
         f"[bold]{config.name}[/] {options.dtype} on {decoder.device}, attention backend [bold]{taken}[/], "
         f"{torch.get_num_threads()} threads\n{len(scenario.chats)} chat users are being answered when a document of "

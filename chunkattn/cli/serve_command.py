@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from chunkattn.cli.option_types import ARRIVALS, POSITIVE
+from chunkattn.cli.option_types import ARRIVALS, POSITIVE, FiniteRange
 
 DEFAULT_SETTINGS = ("whole", "sarathi", "disaggregated")
 
@@ -89,7 +89,7 @@ DEFAULT_SETTINGS = ("whole", "sarathi", "disaggregated")
     "--link-latency",
     default=5e-6,
     show_default=True,
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     metavar="S",
     help="Seconds a page between two workers.",
 )

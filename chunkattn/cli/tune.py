@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from chunkattn.cli.option_types import ARRIVALS, POSITIVE
+from chunkattn.cli.option_types import ARRIVALS, POSITIVE, FiniteRange
 
 
 @click.group()
@@ -114,7 +114,7 @@ def kernels(arch: str | None, **options: object) -> None:
     "--margin",
     default=0.1,
     show_default=True,
-    type=click.FloatRange(min=0, max=1, max_open=True),
+    type=FiniteRange(min=0, max=1, max_open=True),
     help="Share of both that stays free.",
 )
 @click.option(

@@ -18,7 +18,7 @@ import chunkattn
 from chunkattn.models.config import ModelConfig
 from chunkattn.models.rope import rope_tables
 from chunkattn.models.weights import DecoderWeights, LayerWeights
-from chunkattn.types import Batch, PagedKV, Plan, Rope
+from chunkattn.types import AttentionSpec, Batch, PagedKV, Plan, Rope
 
 
 class _Step(NamedTuple):
@@ -70,8 +70,31 @@ class Decoder:
     def device(self) -> torch.device:
         return self.weights.embedding.device
 
+    def problem(self, page_size: int) -> AttentionSpec:
+        """The facts of its layers' attention over a cache with pages of this size."""
+        config = self.config
+        return AttentionSpec(
+            self.device.type,
+            self.dtype,
+            self.dtype,
+            config.num_q_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.head_dim,
+            page_size,
+            window=any(window is not None for window in config.windows),
+        )
+
     def allocate_cache(self, num_pages: int, page_size: int) -> list[PagedKV]:
-        """An empty paged cache, one pool per layer, of the decoder's dtype."""
+        """An empty paged cache, one pool per layer, of the decoder's dtype.
+
+        Raises:
+            ValueError: no attention backend has the decoder's name for one; numbers that no cache can have.
+            UnsupportedError: no backend, or not the decoder's, serves a model of these sizes with such pages.
+        """
+        support = chunkattn.supports(self.problem(page_size), backend=self.backend)
+        if not support:
+            raise chunkattn.UnsupportedError("; ".join(support.reasons))
         return [
             PagedKV.allocate(
                 num_pages,

@@ -13,6 +13,7 @@ from chunkattn.models.decoder import Decoder
 from chunkattn.models.gguf_file import GgufFile
 from chunkattn.models.smollm2 import find_smollm2
 from chunkattn.models.tokenizer import Tokenizer
+from chunkattn.types.devices import check_device
 
 SMOLLM2 = "smollm2"
 
@@ -49,9 +50,12 @@ def load_model(
 
     Raises:
         FileNotFoundError: no such model.
+        ValueError: a device that is not there, or holds no numbers.
         UnsupportedModelError: the decoder cannot do this model; says why.
         MissingExtraError: a package for reading it is not installed.
     """
+    if check_device(device).type == "meta":
+        raise ValueError("device: expected one whose tensors hold numbers, got 'meta'")
     path = find_smollm2() if model == SMOLLM2 else Path(model).expanduser()
     if path.is_dir():
         config = hf_directory.read_config(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 POLICIES = ("fcfs", "sjf", "fair")
@@ -52,13 +53,13 @@ class SchedulerConfig:
         least = dict.fromkeys(("max_num_seqs", "page_size", "num_pages", "chunk_alignment"), 1)
         least |= dict.fromkeys(("long_prefill_token_threshold", "num_draft_tokens", "sjf_aging"), 0)
         for name, bound in least.items():
-            if getattr(self, name) < bound:
+            if not bound <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: expected at least {bound}, got {getattr(self, name)}")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark: expected a share in [0, 1), got {self.watermark}")
         if self.policy not in POLICIES:
             raise ValueError(f"policy: expected one of {', '.join(POLICIES)}, got {self.policy!r}")
-        if min(self.fair_weights) <= 0:
+        if not all(0 < weight < math.inf for weight in self.fair_weights):
             raise ValueError(f"fair_weights: expected two positive costs, got {self.fair_weights}")
         if self.token_budget is not None and self.token_budget < self.max_num_seqs:
             raise ValueError(

@@ -45,7 +45,7 @@ class SyntheticProcess:
             lengths = getattr(self, name)
             if len(lengths) != len(LEVELS) or lengths[0] < 1 or list(lengths) != sorted(lengths):
                 raise ValueError(f"{name}: expected {len(LEVELS)} ascending lengths of at least 1, got {lengths}")
-        if not (self.rate > 0 and self.burstiness > 0):
+        if not (0 < self.rate < math.inf and 0 < self.burstiness < math.inf):
             raise ValueError(f"rate: expected positive rate and burstiness, got {self.rate} and {self.burstiness}")
 
     @classmethod

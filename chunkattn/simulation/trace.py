@@ -140,7 +140,7 @@ def _length(row: Mapping[str, Any], column: str, where: str) -> int:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         number = math.nan
-    if not (number >= 1 and number == math.floor(number)):  # NaN fails too
+    if not (1 <= number < math.inf and number.is_integer()):  # NaN fails too
         raise ValueError(
             f"trace: expected a whole number of tokens of at least 1 as {column} at {where}, got {value!r}"
         )
@@ -168,11 +168,13 @@ def scale(
         rate: factor of the arrival rate.
         length: factor of all lengths; at least one token stays.
         longest: leaves out requests with more tokens than this after scaling.
+
+    Raises:
+        ValueError: a factor that is not positive or not finite.
     """
-    if not rate > 0:
-        raise ValueError(f"rate: expected a positive factor, got {rate}")
-    if not length > 0:
-        raise ValueError(f"length: expected a positive factor, got {length}")
+    for arg, factor in (("rate", rate), ("length", length)):
+        if not 0 < factor < math.inf:
+            raise ValueError(f"{arg}: expected a positive factor, got {factor}")
     scaled = []
     for request in requests:
         block = max(round(request.block * length), 1)

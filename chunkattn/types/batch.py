@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from chunkattn.types.counts import check_counts
+from chunkattn.types.counts import check_counts, check_list
+from chunkattn.types.devices import check_device
 
 
 @dataclass(frozen=True)
@@ -37,21 +39,26 @@ class Batch:
         """Builds the tensors from Python lists, one entry a request.
 
         Raises:
-            TypeError: an entry is not an integer.
-            ValueError: lists of different lengths, or a number that is negative or beyond int32.
+            TypeError: no list, an entry that is not an integer, a device that is none.
+            ValueError: lists of different lengths, a number or a sum of query lengths that is negative or beyond int32,
+                a device that is not there.
 
         Example:
             >>> Batch.from_lists([3, 1], [3, 9], [[7], [2, 5]]).cu_seqlens_q.tolist()
             [0, 3, 4]
         """
-        for arg, entries in (("kv_lens", kv_lens), ("pages", pages)):
+        for arg, entries in (("q_lens", q_lens), ("kv_lens", kv_lens), ("pages", pages)):
+            check_list(arg, entries)
             if len(entries) != len(q_lens):
                 raise ValueError(f"{arg}: expected {len(q_lens)} entries, one a request of q_lens, got {len(entries)}")
+        for row in pages:
+            check_list("pages", row, "a list of page ids for every request")
         for arg, numbers in (("q_lens", q_lens), ("kv_lens", kv_lens), *(("pages", row) for row in pages)):
             check_counts(arg, numbers)
-        starts = [0]
-        for q_len in q_lens:
-            starts.append(starts[-1] + q_len)
+        check_device(device)
+        starts = [0, *itertools.accumulate(int(q_len) for q_len in q_lens)]
+        if starts[-1] >= 1 << 31:
+            raise ValueError(f"q_lens: expected at most {(1 << 31) - 1} tokens together, got {starts[-1]}")
         columns = max((len(row) for row in pages), default=0)
         table = [list(row) + [0] * (columns - len(row)) for row in pages]
         return cls(

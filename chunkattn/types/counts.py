@@ -1,9 +1,24 @@
-"""A check on numbers that count something."""
+"""Checks on numbers that count something, and on lists of them."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
+
+
+def check_list(arg: str, entries: object, expected: str = "a list") -> None:
+    """Something with a length and an order, such as a list, a tuple, an array or a tensor.
+
+    Raises:
+        TypeError: anything else.
+    """
+    try:
+        len(entries)  # type: ignore[arg-type]
+        ordered = not isinstance(entries, str | bytes | Set | Mapping)
+    except TypeError:
+        ordered = False
+    if not ordered:
+        raise TypeError(f"{arg}: expected {expected}, got {type(entries).__name__}")
 
 
 def check_counts(arg: str, numbers: Sequence[int], least: int = 0) -> None:

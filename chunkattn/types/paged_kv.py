@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from chunkattn.types.counts import check_counts
+from chunkattn.types.devices import check_device
 from chunkattn.types.spec import DTYPES, KV_DTYPES_QUANTISED, MAX_HEAD_DIM
 
 
@@ -46,8 +47,8 @@ class PagedKV:
                 D] in both.
 
         Raises:
-            TypeError: a count that is no integer, a dtype that no cache can have.
-            ValueError: a count or head dim out of range, an unknown layout.
+            TypeError: a count that is no integer, a dtype that no cache can have, a device that is none.
+            ValueError: a count or head dim out of range, an unknown layout, a device that is not there.
             MemoryError, torch.OutOfMemoryError: the pools do not fit.
 
         Example:
@@ -68,6 +69,7 @@ class PagedKV:
                 f"dtype: expected bfloat16, float16, float32, float8_e4m3fn, float8_e5m2 or int8, got {dtype}"
             )
         _check_layout(layout)
+        check_device(device)
         size = num_pages * page_size * num_kv_heads * sum(dims) * dtype.itemsize
         if size >= 1 << 63:
             raise ValueError(f"num_pages: expected pools of less than 2^63 bytes, got {size} bytes")

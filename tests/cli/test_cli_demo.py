@@ -94,7 +94,7 @@ def test_text_fits_the_width(arguments: list[str], columns: str) -> None:
         ),
         (["--max-tokens", "900"], "--prompt-file: expected at most 125 tokens"),
         (["--backend", "cuda"], "cuda"),
-        (["--device", "toaster"], "--device: expected cpu or cuda, got 'toaster'"),
+        (["--device", "toaster"], "device: expected one that torch finds on this machine, got 'toaster'"),
     ],
 )
 def test_refuses_in_one_sentence(arguments: list[str], change: list[str], message: str) -> None:

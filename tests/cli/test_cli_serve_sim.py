@@ -142,6 +142,10 @@ def test_synthetic_arrivals_need_no_trace(arguments: list[str]) -> None:
         (["--setting", "quick"], "setting: expected one of whole"),
         (["--model", "/nowhere"], "model: expected 'smollm2'"),
         (["--length-scale", "100"], "trace: expected a request of at most 1024 tokens"),
+        (["--device", "foo"], "device: expected one that torch finds on this machine, got 'foo'"),
+        (["--device", "meta"], "device: expected one whose tensors hold numbers, got 'meta'"),
+        (["--backend", "foo"], "backend: expected one of cpu, cuda, reference, triton, got 'foo'"),
+        (["--backend", "cuda"], "no backend can serve this problem; cuda: "),
         (["--pages", "1"], "pages: expected room for at least one request in 1 pages of 16"),
     ],
 )
@@ -149,6 +153,7 @@ def test_refuses_in_one_sentence(arguments: list[str], tmp_path: Path, change: l
     result = run([*arguments, *change, "--output", "out"])
     assert result.exit_code == 1
     assert message in " ".join(result.output.split())
+    assert "measuring" not in result.output
     assert "Traceback" not in result.output
     assert not (tmp_path / "out").exists()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hash_model import expected
 from hash_run import HashRun as Run
@@ -220,6 +222,10 @@ def test_schedule_and_update_alternate() -> None:
         ({"num_pages": 0}, "num_pages: expected at least 1, got 0"),
         ({"max_num_seqs": 0}, "max_num_seqs: expected at least 1, got 0"),
         ({"chunk_alignment": 0}, "chunk_alignment: expected at least 1, got 0"),
+        ({"sjf_aging": math.nan}, "sjf_aging: expected at least 0, got nan"),
+        ({"sjf_aging": math.inf}, "sjf_aging: expected at least 0, got inf"),
+        ({"fair_weights": (math.nan, 1.0)}, "fair_weights: expected two positive costs"),
+        ({"fair_weights": (1.0, math.nan)}, "fair_weights: expected two positive costs"),
         ({"watermark": 1.0}, r"watermark: expected a share in \[0, 1\), got 1.0"),
     ],
 )

@@ -45,6 +45,8 @@ def test_changes(text: str, options: dict[str, object]) -> None:
         ("vllm:policy=lifo", "policy: expected one of fcfs, sjf, fair"),
         ("vllm:0", "setting: expected a budget of at least 1 token a step in 'vllm:0', got 0"),
         ("sarathi:-5", "setting: expected a budget of at least 1 token a step in 'sarathi:-5', got -5"),
+        ("vllm:sjf_aging=nan", "setting: 'vllm:sjf_aging=nan' cannot be: sjf_aging: expected at least 0, got nan"),
+        ("vllm:watermark=nan", "setting: 'vllm:watermark=nan' cannot be: watermark: expected a share in"),
         ("vllm:watermark=2", "setting: 'vllm:watermark=2' cannot be: watermark: expected a share in"),
     ],
 )

@@ -86,6 +86,7 @@ def test_requests_without_hashes_share_nothing() -> None:
     [
         ("a.csv", AZURE.replace("396", "many"), r"a\.csv:3, got 'many'"),
         ("a.csv", AZURE.replace("396", "0"), r"at least 1 as ContextTokens at .*a\.csv:3, got '0'"),
+        ("a.csv", AZURE.replace("396", "inf"), r"a whole number .*a\.csv:3, got 'inf'"),
         ("a.csv", AZURE.replace("396", "3.5"), r"a whole number .*a\.csv:3, got '3.5'"),
         ("a.csv", AZURE.replace("2023-11-16 18:15:50", "yesterday"), r"a time as TIMESTAMP at .*a\.csv:3, got 'yester"),
         ("a.csv", AZURE + "2023-11-16 18:15:52,7\n", r"3 columns at .*a\.csv:5, got 2"),
@@ -124,8 +125,8 @@ def test_scaling() -> None:
     assert [(r.arrival, r.num_prompt_tokens, r.num_output_tokens) for r in scaled] == [(2.0, 50, 50)]
     (halved, _) = scale(trace, length=0.5)
     assert (halved.num_prompt_tokens, halved.block) == (500, 256)
-    for wrong in ({"rate": 0.0}, {"length": -1.0}):
-        with pytest.raises(ValueError, match="expected a positive factor"):
+    for wrong in ({"rate": 0.0}, {"length": -1.0}, {"rate": math.nan}, {"rate": math.inf}, {"length": math.inf}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}: expected a positive factor"):
             scale(trace, **wrong)
 
 
@@ -154,5 +155,7 @@ def test_process_refuses_what_is_none() -> None:
         SyntheticProcess(good.prompt[::-1], good.output, 1.0)
     with pytest.raises(ValueError, match="rate: expected positive rate"):
         SyntheticProcess(good.prompt, good.output, 0.0)
+    with pytest.raises(ValueError, match="rate: expected positive rate"):
+        SyntheticProcess(good.prompt, good.output, math.inf)
     with pytest.raises(ValueError, match="trace: expected at least two requests"):
         SyntheticProcess.fit([TraceRequest(0.0, 1, 1)])
