@@ -120,6 +120,8 @@ def get_scheduler_metadata(
         which are compared there.
     """
     refuse_unless("get_scheduler_metadata", attention_chunk=(attention_chunk, 0), sm_margin=(sm_margin, 0))
+    if list(cache_seqlens.shape) != [batch_size]:
+        raise ValueError(f"cache_seqlens: expected [{batch_size}], got shape {list(cache_seqlens.shape)}")
     if cu_seqlens_q is None:
         cu_seqlens_q = torch.arange(batch_size + 1, dtype=torch.int32, device=cache_seqlens.device) * max_seqlen_q
     new = max_seqlen_k_new if cu_seqlens_k_new is None else torch.diff(cu_seqlens_k_new)
@@ -136,6 +138,7 @@ def get_scheduler_metadata(
         head_dim_v="headdim_v",
         dtype="qkv_dtype",
         window="window_size",
+        page_size="page_size" if page_size else "max_seqlen_k",
     ):
         plan = chunkattn.plan(
             starts,
