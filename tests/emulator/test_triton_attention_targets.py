@@ -28,6 +28,7 @@ from .static_figures import attention_args, compile_attention, matrix_loops
 
 ARCHS = (80, 86, 89, 90, 100, 120)
 KERNELS = {
+    "bf16-d32": {"head_dim": 32},
     "bf16-d64": {"head_dim": 64},
     "bf16-d128": {},
     "bf16-d128-page64": {"page_size": 64},

@@ -81,6 +81,8 @@ class Spec(NamedTuple):
     widen_once: Any  # whether warps share the work of widening what prefill tiles multiply with
     k_scale: Any  # "none" | "tensor" | "head" | "token"
     v_scale: Any
+    fine_weights: Any  # whether weights go into the product with V as two numbers, rounded and what that took off
+    has_wgmma: Any  # whether tensor cores are given registers by wgmma
     causal: Any
     has_left: Any
     has_right: Any

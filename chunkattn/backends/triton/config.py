@@ -16,6 +16,7 @@ from chunkattn.backends.device import Gpu, gpu
 from chunkattn.planning.work import WorkSpec
 
 DECODE_ROWS = 16  # rows of an mma tile: fewer cost the same
+NARROW_VALUES = 32
 INVARIANT_SPLIT = 2048
 ITEMS_PER_WORKER = 8  # a wait for the last one costs a sixteenth on the average
 MIN_SPLIT = 256
@@ -63,6 +64,15 @@ forced: KernelConfig | None = None
 def padded(head_dim: int) -> int:
     """Lanes of a tile that holds this head dim: a power of two, at least 16 (an mma's depth)."""
     return max(16, 1 << (head_dim - 1).bit_length())
+
+
+def needs_fine_weights(head_dim_v: int, dtype: torch.dtype) -> bool:
+    """Whether weights rounded to this dtype would spend the error that a row may have.
+
+    A row's roundings average over its columns: of 20,000 random rows each, bf16 and fp16 over 40 and 300 keys, the
+    worst had 1.1 of the allowed error with 32 columns, 1.6 with 8 in bf16 and 2.5 in fp16, but 0.98 with 40.
+    """
+    return head_dim_v <= NARROW_VALUES and dtype != torch.float32
 
 
 def shared_bytes(config: KernelConfig, head_dim: int, head_dim_v: int, element_bytes: int) -> int:

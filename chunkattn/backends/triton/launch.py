@@ -14,7 +14,15 @@ from chunkattn.args import AttentionArgs, plan_args
 from chunkattn.backends.device import Gpu
 from chunkattn.backends.triton import arguments as group
 from chunkattn.backends.triton.attention import attention_kernel
-from chunkattn.backends.triton.config import KernelConfig, choose, for_scales, padded, widens_in_registers, work_spec
+from chunkattn.backends.triton.config import (
+    KernelConfig,
+    choose,
+    for_scales,
+    needs_fine_weights,
+    padded,
+    widens_in_registers,
+    work_spec,
+)
 from chunkattn.backends.triton.merge_splits import merge_kernel
 from chunkattn.planning.work import WorkSpec
 
@@ -109,6 +117,8 @@ def _spec(a: AttentionArgs, config: KernelConfig, work: WorkSpec, device: Gpu) -
         a.k_cache.dtype in _STORAGE and widens_in_registers(device),
         _granularity(a.k_scale),
         _granularity(a.v_scale),
+        needs_fine_weights(a.v_cache.shape[3], a.q.dtype),
+        device.arch == 90,
         a.causal,
         a.window_left >= 0,
         a.window_right >= 0,

@@ -102,6 +102,7 @@ def walk(
     """Takes the keys [begin, end) into a state; begin is a multiple of BN, and so is end unless MASKED.
 
     `mass` [BM] is the total of the weights as they were rounded for the product with V, where that is kept apart.
+    Where few columns of V do not average rounding away (`fine_weights`) what it took off the weights is multiplied too.
 
     A weight of 0 does not silence a NaN or infinity of V, so CAREFUL keeps them from rows that do not see their keys.
     """
@@ -126,17 +127,25 @@ def walk(
         if spec.v_scale == "token":
             power, fraction = split_scale(load_token_scale(v_pool.scale, page, slot, tile.kv_head, live, MASKED))
             v = (widen(v, tl.float32, spec.storage) * power[:, None]).to(q.dtype)
-            rounded = (weights * fraction[None, :]).to(v.dtype)
-            mass = mass * decay + tl.sum(rounded.to(tl.float32) / fraction[None, :], 1)
+            weights = weights * fraction[None, :]
         else:
             v = widen(v, q.dtype, spec.storage)
-            rounded = weights.to(v.dtype)
+        rounded = weights.to(v.dtype)
+        if spec.v_scale == "token" and not spec.fine_weights:
+            mass = mass * decay + tl.sum(rounded.to(tl.float32) / fraction[None, :], 1)
         if spec.widen_once and q.shape[0] > 16:
             v = share(v)
         if CAREFUL:
             spoilt = holds_non_finite(v)
             v = tl.where(is_finite(v), v, 0.0)
+        if spec.fine_weights:
+            rest = (weights - rounded.to(tl.float32)).to(v.dtype)
+            if spec.has_wgmma:
+                # Lest the compiler compute some of them after the fence that wgmma needs before it reads registers.
+                rounded, rest = share(rounded), share(rest)
         acc = tl.dot(rounded, v, acc * decay[:, None], input_precision=spec.precision)
+        if spec.fine_weights:
+            acc = tl.dot(rest, v, acc, input_precision=spec.precision)
         if CAREFUL:
             if spoilt:
                 first, last = tl.maximum(start, tile.seen_begin), tl.minimum(start + spec.block_n, end)
@@ -191,7 +200,7 @@ def attend(q, tile, batch, k_pool, v_pool, extras, numbers, kv_begin, kv_end, BL
             maximum, total, mass, acc, q, tile, batch, k_pool, v_pool, extras, numbers,
             free_end, end, True, True, 1, spec,
         )  # fmt: skip
-    if spec.v_scale == "token":
+    if spec.v_scale == "token" and not spec.fine_weights:
         # A scale's fraction makes even a weight of 1 inexact; divided by what it became, a lone key's row is exact.
         acc = acc * tl.where(mass > 0, total / mass, 1.0)[:, None]
     return maximum, total, acc
