@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+import chunkattn
 from chunkattn.testing import AttentionCase
 
 DTYPES = {
@@ -99,9 +100,31 @@ class BenchCase:
         """The same case with some fields changed."""
         return replace(self, **changes)
 
+    def problem(self, device: str) -> chunkattn.AttentionSpec:
+        """The facts by which chunkattn chooses a backend."""
+        heads = self.heads
+        return chunkattn.AttentionSpec(
+            device,
+            DTYPES[self.dtype],
+            DTYPES[self.kv_dtype],
+            heads.num_q_heads,
+            heads.num_kv_heads,
+            heads.head_dim,
+            heads.head_dim_v,
+            self.page_size,
+            window=heads.window != (-1, -1),
+            softcap=heads.softcap > 0,
+            sinks=heads.sinks,
+            kv_scale="tensor" if self._quantised else "none",
+            invariant=self.invariant,
+        )
+
+    @property
+    def _quantised(self) -> bool:
+        return self.kv_dtype.startswith(("fp8", "int8"))
+
     def attention_case(self, *, set_index: int = 0) -> AttentionCase:
         """The case in the terms of `chunkattn.testing`; each index gives other data on other pages."""
-        quantised = self.kv_dtype.startswith(("fp8", "int8"))
         return AttentionCase(
             self.key,
             self.q_lens,
@@ -113,7 +136,7 @@ class BenchCase:
             page_size=self.page_size,
             dtype=DTYPES[self.dtype],
             kv_dtype=DTYPES[self.kv_dtype],
-            scale_mode="tensor" if quantised else "none",
+            scale_mode="tensor" if self._quantised else "none",
             layout="nhd" if self.layout == "nhd" else "hnd",
             window=self.heads.window,
             softcap=self.heads.softcap,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+import chunkattn
 from chunkattn.bench import gate, limits, machine, micro, providers, rival, work
 from chunkattn.bench.case import DTYPES, BenchCase
 from chunkattn.bench.graphs import captured
@@ -80,7 +81,11 @@ def run(
         settings: with whom and how long.
         progress: called with (case number, what is being done, share of the case).
         done: called with each finished cell.
+
+    Raises:
+        UnsupportedError: chunkattn is to be measured and has no backend here for any of the cases.
     """
+    _require_ours(cases, settings)
     begin, started = time.perf_counter(), _now()
     record = Record()
     for number, case in enumerate(cases):
@@ -96,6 +101,13 @@ def run(
         gc.collect()
     record.parts.append(_part(begin, started, dataclasses.asdict(settings)))
     return record
+
+
+def _require_ours(cases: Sequence[BenchCase], settings: Settings) -> None:
+    ours = [name for name in settings.providers if name in providers.OURS]
+    supports = [chunkattn.supports(case.problem(settings.device)) for case in cases if ours]
+    if supports and not any(supports):
+        raise chunkattn.UnsupportedError(f"{cases[0].key}: {'; '.join(supports[0].reasons)}")
 
 
 def run_micro(tasks: Iterable[micro.Task], effort: Effort) -> Record:
@@ -290,7 +302,8 @@ def _admit(
         entry.status, entry.reason = "refused", str(error)
         return None
     except Exception as error:  # a peer may raise anything; the run goes on without it
-        entry.status, entry.reason = "failed", f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
+        first_line = next(iter(str(error).strip().splitlines()), "")
+        entry.status, entry.reason = "failed", f"{type(error).__name__}: {first_line}"
         return None
     entry.error = watch.error
     return Contender(name, calls, watch, renew=lambda: [prepared(step) for step in steps])

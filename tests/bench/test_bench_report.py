@@ -14,7 +14,9 @@ from click.testing import CliRunner
 from rich.console import Console
 from test_bench_compare import noisy_record
 
+import chunkattn
 from chunkattn.bench import page, session, svg, table
+from chunkattn.bench.case import Heads
 from chunkattn.bench.record import Measured, Record, Sample
 from chunkattn.bench.rounds import Effort
 from chunkattn.cli.bench import bench
@@ -153,6 +155,23 @@ def test_bad_options_get_one_sentence() -> None:
         done = runner.invoke(bench, ["run", "--quick", "--device", "cuda"])
         assert done.exit_code == 1
         assert "--device: expected a machine with a CUDA device" in done.output
+
+
+def test_what_no_backend_can_do_is_refused_before_anything_is_measured(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(session, "run_case", None)
+    odd = [fakes.SMALL.but(heads=Heads(4, 2, head_dim=60)), fakes.SMALL.but(heads=Heads(4, 3))]
+    with pytest.raises(chunkattn.UnsupportedError, match="^fakes/mixed/bf16/nhd16: spec.head_dim: expected .* got 60"):
+        session.run(odd, SETTINGS)
+    session.run([], SETTINGS)
+    grid = "{name: odd, over: {n: [1]}, requests: [[n, 1, 0]], heads: {head_dim: 60}}"
+    (tmp_path / "odd.yaml").write_text(f"grids: [{grid}]")
+    options = ["--cases", str(tmp_path / "odd.yaml"), "--output", str(tmp_path / "out.json")]
+    done = CliRunner().invoke(bench, ["run", *options])
+    assert done.exit_code == 1
+    assert done.output.startswith(
+        "Error: odd/odd/bf16/nhd16: spec.head_dim: expected a multiple of 8 up to 256, got 60"
+    )
+    assert not (tmp_path / "out.json").exists()
 
 
 def test_list_names_suites_and_missing_peers() -> None:
