@@ -5,6 +5,8 @@ The signatures of FlashAttention 2.8 and 3 are recorded here as facts. For every
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from foreign_function import (
@@ -202,3 +204,9 @@ def test_no_argument_is_dropped(function, name):
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_every_recorded_name_is_taken(function):
     check_names(FUNCTIONS[function])
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_positional_order_is_theirs(function):
+    parameters = inspect.signature(FUNCTIONS[function].owner).parameters.values()
+    assert [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY] == FUNCTIONS[function].names()

@@ -7,19 +7,15 @@ import math
 import pytest
 import torch
 from dense_attention import dense_attention
+from packed_sequences import INT32, ends
 
 import chunkattn
 from chunkattn.compat import flashinfer
 from chunkattn.testing import assert_bitwise_equal, assert_lse_close, assert_rows_close, merge_states_oracle, rotate
 
-INT32 = torch.int32
 LN2 = math.log(2)
 Q_LENS, KV_LENS = [5, 1, 9, 3], [5, 20, 33, 3]
 HEADS, KV_HEADS, DIM = 4, 2, 32
-
-
-def ends(lengths):
-    return torch.tensor([0, *lengths]).cumsum(0).to(INT32)
 
 
 class Pool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from dense_attention import dense_attention
+from packed_sequences import INT32, ends
 
 from chunkattn.compat import flashinfer
 from chunkattn.testing import assert_rows_close
 
-INT32 = torch.int32
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 32, 8
 Q_LENS = [2, 5, 1, 3]
 # Keys of each level and the requests that share them, in order.
@@ -18,10 +18,6 @@ LEVELS = {
     2: [([21], [4]), ([13, 5, 1, 20], [1, 1, 1, 1])],
     3: [([21], [4]), ([9, 16], [3, 1]), ([13, 5, 1, 20], [1, 1, 1, 1])],
 }
-
-
-def ends(lengths):
-    return torch.tensor([0, *lengths]).cumsum(0).to(INT32)
 
 
 class Cascade:
