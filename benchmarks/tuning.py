@@ -5,8 +5,11 @@
     python benchmarks/tuning.py planted --output F           # a default that is planted badly
     python benchmarks/tuning.py held-out --output F          # tuned settings on batches that the tuner never saw
 
-Results of several calls are gathered in one file. Settings are judged in interleaved pairs against the default:
-`slower` counts those that lose on some batch by more than the spread of two takes of the default, at least 2 %.
+Results of several calls are gathered in one file, and what it has is not done again: with `--limit S` a call begins
+nothing new after S seconds, and the next one goes on. A key whose time runs out leaves no result.
+
+Settings are judged in interleaved pairs against the default: `slower` counts those that lose on some batch by more than
+the spread of two takes of the default, at least 2 %.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,7 +37,7 @@ from chunkattn.tuning.trials import Trials
 HEADS = Heads(16, 4, 64, 64)
 # Batches of every class that are none of the tuner's.
 HELD_OUT = (
-    *("3x1+700", "6x1+1500", "1x1+3000", "12x1+1200", "24x1+600"),
+    *("3x1+700", "6x1+1500", "1x1+3000", "12x1+1200", "24x1+600", "10x1+3600", "14x1+2400"),
     *("1x48+0", "1x96+300", "1x384+1000", "3x128+700", "1x320+0"),
     *("1x48+100,6x1+300", "1x96+0,3x1+900", "1x384+700,12x1+800", "2x128+1500,20x1+1000"),
 )
@@ -99,12 +102,17 @@ def noisy(found: Sequence[Job], number: int, seconds: float) -> dict[str, Any]:
     return row
 
 
-def judge(module: Any, rows: Sequence[dict[str, Any]], most: int) -> None:
+def judge(module: Any, rows: Sequence[dict[str, Any]]) -> Iterator[None]:
     """Compares what noisy runs accepted with the default, on a machine that is quiet now."""
-    waiting = [row for row in rows if row["winner"] and "default_by_tuned" not in row]
-    found = {job.key.mix_class: job for job in jobs(module, cases({name: MIXES[name] for name in NOISY}), "cpu")}
-    for row in waiting[:most]:
-        row |= compare(module, found[row["mix_class"]].cases, row["values"])
+    found = {job.key.mix_class: job for job in own_jobs(module)}
+    for row in rows:
+        if row["winner"] and "default_by_tuned" not in row:
+            row |= compare(module, found[row["mix_class"]].cases, row["values"])
+            yield
+
+
+def own_jobs(module: Any) -> Iterator[Job]:
+    return jobs(module, cases({name: MIXES[name] for name in NOISY}), "cpu")
 
 
 def described(job: Job, number: int) -> dict[str, Any]:
@@ -127,76 +135,73 @@ class Planted:
         yield from (values for values in space if values != bad)
 
 
-def planted(module: Any, seconds: float, only: Sequence[int]) -> Iterator[dict[str, Any]]:
+def planted(module: Any, seconds: float, rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Bad defaults: one thread; tiles that are far too small or too large; splits that are far too short."""
-    for number, (mix, bad) in enumerate(PLANTED):
-        if only and number not in only:
+    done = [(row["mix_class"], row["planted"]) for row in rows]
+    for mix, bad in PLANTED:
+        if (mix, bad) in done:
             continue
-        found = jobs(Planted(module, bad), cases({name: MIXES[name] for name in NOISY}), "cpu")
-        job = next(job for job in found if job.key.mix_class == mix)
+        job = next(job for job in own_jobs(Planted(module, bad)) if job.key.mix_class == mix)
         outcome = tune(job, device="cpu", deadline=time.monotonic() + seconds)
-        values = dict(job.settings[outcome.verdict.winner])
-        row = {"mix_class": mix, "planted": bad, "values": values, "gain": outcome.verdict.gain}
-        yield row | {"spread": outcome.verdict.spread, "reason": outcome.verdict.reason}
+        verdict, values = outcome.verdict, dict(job.settings[outcome.verdict.winner])
+        if verdict.complete:
+            row = {"mix_class": mix, "planted": bad, "values": values, "gain": verdict.gain}
+            yield row | {"spread": verdict.spread, "reason": verdict.reason}
 
 
-def held_out(module: Any, seconds: float, classes: Sequence[str]) -> Iterator[dict[str, Any]]:
+def held_out(module: Any, seconds: float, rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Tunes on the tuner's batches, compares on others of the same class."""
     others: dict[TuningKey, list[BenchCase]] = {}
     for case in cases({text: parse_mix(text) for text in HELD_OUT}):
         spec = spec_of(case, "cpu")
         key = module.tuning_key(spec, module.mix_class(spec, case.q_lens, case.kv_lens))
         others.setdefault(key, []).append(case)
-    for job in jobs(module, cases({name: MIXES[name] for name in NOISY}), "cpu"):
-        if classes and job.key.mix_class not in classes:
+    done = [row["mix_class"] for row in rows]
+    for job in own_jobs(module):
+        if job.key.mix_class in done:
             continue
         outcome = tune(job, device="cpu", deadline=time.monotonic() + seconds)
-        values = outcome.entry.values if outcome.entry is not None else job.settings[0]
-        row = described(job, 0) | {
-            "values": dict(values),
-            "gain": outcome.verdict.gain,
-            "reason": outcome.verdict.reason,
-        }
-        yield row | compare(module, others.get(job.key, job.cases), values)
+        verdict, values = outcome.verdict, job.settings[outcome.verdict.winner]
+        if verdict.complete:
+            row = described(job, 0) | {"values": dict(values), "gain": verdict.gain, "reason": verdict.reason}
+            yield row | compare(module, others[job.key], values)
+
+
+def noisy_runs(module: Any, seconds: float, rows: Sequence[dict[str, Any]], runs: int) -> Iterator[dict[str, Any]]:
+    found = list(own_jobs(module))
+    for number in range(len(rows), runs):
+        yield noisy(found, number, seconds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("noisy", "judge", "planted", "held-out"))
     parser.add_argument("--runs", type=int, default=20, help="noisy: go on until there are so many")
-    parser.add_argument("--first", type=int, default=0, help="noisy: number of the first run, which is its seed")
-    parser.add_argument("--most", type=int, default=6, help="judge: settings of this call")
     parser.add_argument("--seconds", type=float, default=60.0, help="most of one key")
-    parser.add_argument("--classes", default="", help="held-out: only these classes, separated by commas")
-    parser.add_argument("--only", type=int, nargs="*", default=[], help="planted: numbers in the list, from 0")
+    parser.add_argument("--limit", type=float, default=math.inf, help="begin nothing new after so many seconds")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     module: Any = load("cpu")
     if not module.supports(spec_of(cases(MIXES)[0], "cpu")):
         parser.error("the native core is not built")
+    end = time.monotonic() + options.limit
     record = json.loads(options.output.read_text()) if options.output.exists() else {"machine": machine.describe()}
-    record.setdefault("commands", []).append(machine.command("python benchmarks/tuning.py"))
+    commands = record.setdefault("commands", [])
+    commands += {machine.command("python benchmarks/tuning.py")} - set(commands)
     rows = record.setdefault("noisy" if options.what == "judge" else options.what, [])
-    if options.what == "noisy":
-        found = list(jobs(module, cases({name: MIXES[name] for name in NOISY}), "cpu"))
-        while len(rows) < options.runs:
-            rows.append(noisy(found, options.first + len(rows), options.seconds))
-            print(rows[-1], flush=True)
-            write(record, options.output)
-    elif options.what == "judge":
-        judge(module, rows, options.most)
-    elif options.what == "planted":
-        for row in planted(module, options.seconds, options.only):
-            rows.append(row)
-            write(record, options.output)
-    else:
-        for row in held_out(module, options.seconds, tuple(filter(None, options.classes.split(",")))):
-            rows.append(row)
-            write(record, options.output)
-    write(record, options.output)
-    for row in rows:
-        print(row)
-    print(record["summary"])
+    steps: Mapping[str, Callable[[], Iterator[dict[str, Any] | None]]] = {
+        "noisy": lambda: noisy_runs(module, options.seconds, rows, options.runs),
+        "judge": lambda: judge(module, rows),
+        "planted": lambda: planted(module, options.seconds, tuple(rows)),
+        "held-out": lambda: held_out(module, options.seconds, tuple(rows)),
+    }
+    for row in steps[options.what]():
+        rows += [row] if row else []
+        print(row, flush=True)
+        write(record, options.output)
+        if time.monotonic() > end:
+            break
+    print(record.get("summary"))
 
 
 def write(record: dict[str, Any], path: Path) -> None:

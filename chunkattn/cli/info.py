@@ -11,6 +11,7 @@ import chunkattn
 from chunkattn import backends
 from chunkattn.backends.device import processor
 from chunkattn.cli.info_settings import chosen_settings, tables
+from chunkattn.cli.table_warnings import plain_table_warnings
 from chunkattn.extras import require
 from chunkattn.planning import choose
 
@@ -28,6 +29,7 @@ _OPTIONAL = (
 )
 
 
+@plain_table_warnings()
 def print_info(dtype: str, kv_dtype: str, q_heads: int, kv_heads: int, head_dim: int, page_size: int) -> None:
     """Prints the versions, what the machine has, and the table of backends for one problem.
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from chunkattn.cli.option_types import ARRIVALS, POSITIVE, FiniteRange
 
@@ -12,6 +15,33 @@ from chunkattn.cli.option_types import ARRIVALS, POSITIVE, FiniteRange
 @click.group()
 def tune() -> None:
     """Settings by measurement."""
+
+
+def _refuse_unused(names: tuple[str, ...], reason: str) -> None:
+    """Refuses options on the command line that would change nothing.
+
+    Args:
+        names: of the command's parameters.
+        reason: why they would not, e.g. ``"without MODEL only"``.
+    """
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = next(one.opts[0] for one in context.command.params if one.name == name)
+            raise click.UsageError(f"{option}: expected it {reason}")
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Errors that are meant for the user, and warnings of tables, in one line each."""
+    from chunkattn.cli.table_warnings import plain_table_warnings
+    from chunkattn.tuning.search import Refused
+
+    try:
+        with plain_table_warnings():
+            yield
+    except (ValueError, FileNotFoundError, ImportError, NotImplementedError, Refused) as error:
+        raise click.ClickException(str(error)) from error
 
 
 @tune.command()
@@ -75,7 +105,7 @@ def tune() -> None:
 @click.option("--dry-run", is_flag=True, help="Say what would be measured.")
 @click.option("--seed", default=0, show_default=True, help="Of the order of measurements.")
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON and nothing else.")
-def kernels(arch: str | None, **options: object) -> None:
+def kernels(arch: str | None, model: str | None, **options: object) -> None:
     """Chooses how attention is cut into work, by measuring.
 
     MODEL is a preset of chunkattn bench, or a Hugging Face config.json or its folder. What a backend could do is
@@ -87,10 +117,12 @@ def kernels(arch: str | None, **options: object) -> None:
     """
     from chunkattn.cli.tune_kernels import KernelOptions, run_tune_kernels
 
-    try:
-        complete = run_tune_kernels(KernelOptions(arch=None if arch is None else int(arch), **options))  # type: ignore[arg-type]
-    except (ValueError, FileNotFoundError, ImportError, NotImplementedError) as error:
-        raise click.ClickException(str(error)) from error
+    if model is not None:
+        _refuse_unused(("q_heads", "kv_heads", "head_dim", "head_dim_v"), f"without MODEL only, got {model} too")
+    if arch is None:
+        _refuse_unused(("sms",), "with --arch only")
+    with _plainly():
+        complete = run_tune_kernels(KernelOptions(model, arch=None if arch is None else int(arch), **options))  # type: ignore[arg-type]
     if not complete:
         raise click.exceptions.Exit(2)
 
@@ -190,6 +222,8 @@ def budget(
     peak_flops: float | None,
     peak_bandwidth: float | None,
     tensor_parallel: int,
+    trace: Path | None,
+    profile: Path | None,
     **options: object,
 ) -> None:
     """Recommends a token budget for a latency objective.
@@ -203,15 +237,22 @@ def budget(
     from chunkattn.tuning.profile import Device
     from chunkattn.tuning.token_budget import Objective
 
-    try:
+    if trace is not None:
+        _refuse_unused(("arrivals",), "without TRACE only")
+    if profile is None:
+        _refuse_unused(("layers", "peak_flops", "peak_bandwidth", "tensor_parallel"), "with --profile only")
+    else:
+        measuring = ("model", "dtype", "device", "backend", "longest", "save_profile")
+        _refuse_unused(measuring, "without --profile only, which is not measured")
+    with _plainly():
         confirmed = run_tune_budget(
             BudgetOptions(
                 objective=Objective(slo_itl, slo_ttft, margin),
                 profiled=Device(layers, peak_flops, peak_bandwidth, tensor_parallel),
+                trace=trace,
+                profile=profile,
                 **options,  # type: ignore[arg-type]
             )
         )
-    except (ValueError, FileNotFoundError, ImportError, NotImplementedError) as error:
-        raise click.ClickException(str(error)) from error
     if not confirmed:
         raise click.exceptions.Exit(2)

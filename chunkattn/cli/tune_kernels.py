@@ -10,14 +10,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from chunkattn import backends
 from chunkattn.backends.device import Gpu, gpu, stand_in
 from chunkattn.bench import machine as bench_machine
 from chunkattn.bench.case import BenchCase, Heads
+from chunkattn.env import SETTINGS
 from chunkattn.extras import require
-from chunkattn.planning.tuning_table import TuningKey, TuningTable, table_path
+from chunkattn.planning.tuning_table import TuningKey, TuningTable, table_path, writer
 from chunkattn.tuning.kernels import Job, Outcome, jobs, tune
-from chunkattn.tuning.problem import MIXES, heads_of, parse_mix
+from chunkattn.tuning.problem import MIXES, heads_of, parse_mix, spec_of
 from chunkattn.tuning.static import Compiled, compile_job
+from chunkattn.types import AttentionSpec
 
 _SECONDS_LEFT = 1.0  # with less no job is begun
 _LINE_EVERY = 5.0  # seconds between lines of progress where there is no terminal
@@ -56,26 +59,36 @@ def run_tune_kernels(options: KernelOptions) -> bool:
         Whether every key has an entry now.
 
     Raises:
-        ValueError, MissingExtraError: one sentence for the user.
+        ValueError, Refused, MissingExtraError: one sentence for the user.
     """
     require("rich", extra="tune", purpose="chunkattn tune kernels")
     from rich.console import Console
 
     console = Console(highlight=False, stderr=options.as_json, soft_wrap=True)
-    if options.arch is None:
-        return _run(options, console)
-    absent = Gpu.of_arch(options.arch, options.sms)
-    with stand_in("cuda", absent):  # nothing can be measured then
-        return _run(replace(options, device="cuda", dry_run=True), console)
+    if options.arch is not None:
+        absent = Gpu.of_arch(options.arch, options.sms)
+        with stand_in("cuda", absent):  # nothing can be measured then
+            return _run(replace(options, device="cuda", dry_run=True), console)
+    if not options.dry_run:
+        writer()  # not after minutes of measuring
+    return _run(options, console)
 
 
 def _run(options: KernelOptions, console: Any) -> bool:
-    module, name = _backend(options)
+    batches = list(cases(options))
+    name = _backend(options, list(dict.fromkeys(spec_of(case, options.device) for case in batches)))
+    module: Any = backends.load(name)
+    if options.compile and not hasattr(module, "compiled"):
+        raise ValueError(f"--compile: expected a backend of GPUs, got {name}")
     table = TuningTable(table_path(options.table))
-    found = list(jobs(module, list(cases(options)), options.device))
+    found = list(jobs(module, batches, options.device))
     todo = [job for job in found if options.again or table.find(job.key) is None]
     if not options.as_json:
-        console.print(f"{name}: {len(found)} keys, {len(found) - len(todo)} tuned before; table {table.path}")
+        where = f" on sm_{options.arch} with {options.sms} SMs" if options.arch is not None else ""
+        for shape in dict.fromkeys(map(_shape, batches)):
+            console.print(f"{name}{where}: {shape}")
+        keys = f"{len(found)} key{'s' if len(found) > 1 else ''}"
+        console.print(f"{keys}, {len(found) - len(todo)} tuned before; table {table.path}")
     rows = [_known(job, table) for job in found if job not in todo]
     compiled: dict[TuningKey, list[Compiled]] = {}
     if options.compile:
@@ -94,18 +107,8 @@ def _run(options: KernelOptions, console: Any) -> bool:
 
 def cases(options: KernelOptions) -> Iterator[BenchCase]:
     """Every batch that is asked for."""
-    if options.model is not None:
-        kinds = heads_of(options.model)
-    else:
-        value_dim = options.head_dim_v or options.head_dim
-        kinds = (Heads(options.q_heads, options.kv_heads, options.head_dim, value_dim),)
-    for heads in kinds:
-        if heads.num_q_heads % heads.num_kv_heads:
-            raise ValueError(
-                f"--q-heads: expected a multiple of --kv-heads ({heads.num_kv_heads}), got {heads.num_q_heads}"
-            )
     mixes = {text: parse_mix(text) for text in options.mixes} or MIXES
-    for heads in kinds:
+    for heads in _heads(options):
         for dtype in options.dtypes:
             for page_size in options.page_sizes:
                 for name, groups in mixes.items():
@@ -113,16 +116,42 @@ def cases(options: KernelOptions) -> Iterator[BenchCase]:
                     yield BenchCase("tune", name, groups, heads, dtype, kv_dtype, page_size)
 
 
-def _backend(options: KernelOptions) -> tuple[Any, str]:
-    """The backend that would serve the problem."""
-    from chunkattn.planning import choose
-    from chunkattn.tuning.problem import spec_of
+def _heads(options: KernelOptions) -> tuple[Heads, ...]:
+    """Of the model, or of the options that stand for one."""
+    if options.model is not None:
+        return heads_of(options.model)
+    if options.q_heads % options.kv_heads:
+        raise ValueError(f"--q-heads: expected a multiple of --kv-heads ({options.kv_heads}), got {options.q_heads}")
+    return (Heads(options.q_heads, options.kv_heads, options.head_dim, options.head_dim_v or options.head_dim),)
 
-    module = choose.backend(spec_of(next(cases(options)), options.device), options.backend)
-    name = choose.name_of(module)
-    if not hasattr(module, "settings_space"):
-        raise ValueError(f"--backend: expected one with settings to tune, got {name}")
-    return module, name
+
+def _shape(case: BenchCase) -> str:
+    heads = case.heads
+    dims = f"{heads.head_dim}" if heads.head_dim == heads.head_dim_v else f"{heads.head_dim}/{heads.head_dim_v}"
+    kv = "" if case.kv_dtype == case.dtype else f" with {case.kv_dtype} caches"
+    return (
+        f"{heads.num_q_heads} query and {heads.num_kv_heads} KV heads of {dims}, {case.dtype}{kv}, pages of "
+        f"{case.page_size}"
+    )
+
+
+def _backend(options: KernelOptions, specs: Sequence[AttentionSpec]) -> str:
+    """The first backend with settings that serves every problem; nothing is built for a list.
+
+    Raises:
+        ValueError: there is none.
+    """
+    asked = options.backend or SETTINGS.backend
+    refusals = []
+    for name in (asked,) if asked else backends.candidates(options.device):
+        module: Any = backends.load(name)
+        ask = module.supports if options.dry_run else getattr(module, "prepare", module.supports)
+        reasons = [] if hasattr(module, "settings_space") else ["it has no settings to tune"]
+        reasons += [reason for spec in specs for check in (module.supports, ask) for reason in check(spec).reasons]
+        if not reasons:
+            return name
+        refusals.append(f"{name}: {reasons[0]}")
+    raise ValueError(f"no backend with settings can serve this; {'; '.join(refusals)}")
 
 
 def _tune_all(options: KernelOptions, console: Any, todo: list[Job], table: TuningTable) -> Iterator[Outcome]:
@@ -148,15 +177,12 @@ def _tune_all(options: KernelOptions, console: Any, todo: list[Job], table: Tuni
 def _compile_all(
     options: KernelOptions, console: Any, todo: list[Job], compiled: dict[TuningKey, list[Compiled]]
 ) -> list[Job]:
-    """The jobs without the settings whose kernels cannot be good; jobs of backends that do not compile stay as they
-    are."""
+    """The jobs without the settings whose kernels cannot be good."""
     device, kept = gpu(options.device), []
+    assert device is not None  # a backend of GPUs serves there
     deadline = time.monotonic() + options.budget_seconds
     with _progress(console, len(todo)) as report:
         for number, job in enumerate(todo):
-            if device is None or not hasattr(job.module, "compiled"):
-                kept.append(job)
-                continue
 
             def tell(share: float, at: int = number) -> None:
                 report(at + share, "compiling")

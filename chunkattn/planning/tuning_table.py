@@ -10,17 +10,18 @@ the old file. Nothing is measured here.
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
 import shutil
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple, get_type_hints
 
 from chunkattn.env import SETTINGS
@@ -31,6 +32,7 @@ FORMAT = "chunkattn-tuning"
 FILE_NAME = "tuning.json"
 OFF = "off"  # in CHUNKATTN_TUNING: no measured settings in this process
 _LOCK_SECONDS = 10.0
+_SCRATCH = ".new"
 
 Values = Mapping[str, int]
 
@@ -97,6 +99,15 @@ def table_path(explicit: Path | str | None = None) -> Path:
     return Path(platformdirs.user_cache_dir("chunkattn", appauthor=False)) / FILE_NAME
 
 
+def writer() -> ModuleType:
+    """What saving needs beyond reading.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    return require("filelock", extra="tune", purpose="saving measured settings")
+
+
 class TuningTable:
     """Entries in memory, read once; `find` is a dictionary lookup and touches no file.
 
@@ -105,8 +116,8 @@ class TuningTable:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._entries: dict[TuningKey, TuningEntry] = _read(path).entries
+        self.path = path.absolute()
+        self._entries: dict[TuningKey, TuningEntry] = _read(self.path).entries
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -127,6 +138,7 @@ class TuningTable:
 
         Raises:
             ValueError: an entry that could not be read back.
+            MissingExtraError: the package that locks the file is not installed.
         """
         for entry in new.values():
             problem = _problem(entry)
@@ -274,7 +286,7 @@ def _text(entries: Mapping[TuningKey, TuningEntry], foreign: list[Any]) -> str:
 
 def _replace(path: Path, text: str) -> None:
     """The old file or the new one, never a part: written beside it, flushed to the disk, renamed."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_SCRATCH)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
@@ -291,31 +303,23 @@ def _replace(path: Path, text: str) -> None:
 
 def _sweep(path: Path) -> None:
     """Scratch files of writers that were killed; called under the lock, so nobody is writing one."""
-    for scratch in path.parent.glob(f".{path.name}.*"):
-        if scratch.suffix != ".lock":
-            scratch.unlink(missing_ok=True)
+    for scratch in path.parent.glob(f".{glob.escape(path.name)}.*{_SCRATCH}"):
+        scratch.unlink(missing_ok=True)
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds the table's lock, which the kernel gives back when its holder dies; the file stays.
+    """Holds the table's lock, which the kernel gives back when its holder dies; the file may stay.
 
     Raises:
         OSError: the folder does not let one be made, or it was not free in time.
     """
-    import fcntl
-
-    with path.with_name(f".{path.name}.lock").open("a") as file:
-        end = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise OSError(f"its lock was not free for {_LOCK_SECONDS:g} s") from None
-                time.sleep(0.01)
-        yield
+    filelock = writer()
+    try:
+        with filelock.FileLock(path.with_name(f".{path.name}.lock"), timeout=_LOCK_SECONDS):
+            yield
+    except filelock.Timeout:
+        raise OSError(f"its lock was not free for {_LOCK_SECONDS:g} s") from None
 
 
 def _warn(text: str) -> None:

@@ -60,6 +60,8 @@ def heads_of(model: str) -> tuple[Heads, ...]:
         path = path / "config.json"
     if path.is_file():
         return (_of_config(path),)
+    if path.suffix or len(path.parts) > 1:  # no preset's name looks like a file's
+        raise ValueError(f"model: expected a preset, or a Hugging Face config.json or its folder, got no file {path}")
     from chunkattn.bench.models import layers
 
     return tuple(

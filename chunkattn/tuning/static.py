@@ -15,6 +15,7 @@ from chunkattn.backends.device import Gpu
 from chunkattn.bench.case import BenchCase
 from chunkattn.testing import build
 from chunkattn.tuning.kernels import Job
+from chunkattn.tuning.search import Refused
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ def compile_job(
     Returns:
         The job without the settings that are left out, and what became of each setting. Kernels for which no time was
         left are kept.
+
+    Raises:
+        Refused: the default's own kernel cannot be compiled.
     """
     args = _call(job.cases[0], job.key.backend)
     known: dict[object, Compiled] = {}
@@ -52,8 +56,9 @@ def compile_job(
         results.append(replace(known[kernel], values=values))
         progress((number + 1) / len(job.settings))
     default = results[0].figures
-    if default is not None:
-        results = [results[0], *(_judge(one, default, device) for one in results[1:])]
+    if default is None:
+        raise Refused(f"the default's kernel cannot be compiled: {results[0].refused}")
+    results = [results[0], *(_judge(one, default, device) for one in results[1:])]
     kept = tuple(one.values for one in results if not one.refused)
     return replace(job, settings=kept), results
 
@@ -70,8 +75,9 @@ def _judge(one: Compiled, default: Mapping[str, int], device: Gpu) -> Compiled:
     found = one.figures
     if found is None:
         return one
-    if found["shared_bytes"] > device.shared_bytes:
-        return replace(one, refused=f"needs {found['shared_bytes']} bytes of shared memory of {device.shared_bytes}")
+    shared = found.get("shared_bytes", 0)  # not every backend's compiler tells
+    if shared > device.shared_bytes:
+        return replace(one, refused=f"needs {shared} bytes of shared memory of {device.shared_bytes}")
     if found["spill_bytes"] > default["spill_bytes"]:
         return replace(one, refused=f"spills {found['spill_bytes']} bytes, the default {default['spill_bytes']}")
     return one

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from tiny_model import write_model
 
@@ -84,6 +85,25 @@ def test_measures_a_model_and_keeps_the_profile(tmp_path: Path, monkeypatch: pyt
     assert json.loads(again.stdout)["candidates"] == first["candidates"]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path)
+    result = run("--slo-itl", "1", "--model", ".", "--device", "cuda")
+    assert result.exit_code == 1
+    assert "device: expected one that torch finds on this machine, got 'cuda'" in result.output
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_options_that_change_nothing_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trace.csv").write_text("")
+    beside = run("trace.csv", "--slo-itl", "1", "--arrivals", "mooncake")
+    assert "--arrivals: expected it without TRACE only" in beside.output
+    for option in ("--layers", "--tensor-parallel"):
+        assert f"{option}: expected it with --profile only" in run("--slo-itl", "1", option, "2").output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -91,6 +111,14 @@ def test_measures_a_model_and_keeps_the_profile(tmp_path: Path, monkeypatch: pyt
         (("--slo-itl", "1", "--margin", "1"), "Invalid value for '--margin'"),
         (("--slo-itl", "1", "--decodes", "4096"), "largest: expected at least 4160 measured tokens"),
         ((), "Missing option '--slo-itl'"),
+        (("--slo-itl", "inf"), "inf is not a finite number"),
+        (("--slo-itl", "1", "--slo-ttft", "nan"), "nan is not a finite number"),
+        (("--slo-itl", "1", "--margin", "nan"), "nan is not a finite number"),
+        (("--slo-itl", "1", "--rate", "inf"), "inf is not a finite number"),
+        (("--slo-itl", "1", "--length-scale", "inf"), "inf is not a finite number"),
+        (("--slo-itl", "1", "--peak-flops", "inf"), "inf is not a finite number"),
+        (("--slo-itl", "1", "--peak-bandwidth", "nan"), "nan is not a finite number"),
+        (("--slo-itl", "1", "--device", "cpu"), "--device: expected it without --profile only"),
     ],
 )
 def test_refusals(profile: str, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:

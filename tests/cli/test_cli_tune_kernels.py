@@ -18,11 +18,12 @@ from chunkattn.backends import load
 from chunkattn.bench.case import BenchCase, Heads
 from chunkattn.cli import tune_kernels
 from chunkattn.cli.commands import cli
-from chunkattn.planning import measured
+from chunkattn.env import Settings
+from chunkattn.planning import measured, tuning_table
 from chunkattn.planning.tuning_table import TuningEntry, TuningTable
 from chunkattn.tuning.kernels import Outcome
 from chunkattn.tuning.problem import spec_of
-from chunkattn.tuning.search import Verdict
+from chunkattn.tuning.search import Refused, Verdict
 
 SMALL = ("--q-heads", "4", "--kv-heads", "2", "--head-dim", "16", "--mix", "4x1+99", "--mix", "1x40+9,2x1+50")
 cpu: Any = load("cpu")
@@ -110,10 +111,51 @@ def test_a_folder_that_cannot_be_written_costs_the_entries_not_the_run(
 ) -> None:
     (tmp_path / "file").write_text("no folder")
     planned_outcomes(monkeypatch, stop_after=9)
-    with pytest.warns(UserWarning, match="was not written"):
-        result = run("--table", str(tmp_path / "file" / "t.json"), *SMALL)
+    result = run("--table", str(tmp_path / "file" / "t.json"), *SMALL)
     assert result.exit_code == 0
     assert result.output.count("the default stays") == 2
+    lines = [line for line in result.stderr.splitlines() if line.startswith("Warning: ")]
+    assert ["cannot be read: " in line or "was not written: " in line for line in lines] == [True, True]
+
+
+def test_a_damaged_table_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text("{")
+    result = run("--dry-run", "--table", str(tmp_path / "t.json"), *SMALL)
+    assert result.exit_code == 0
+    assert result.stderr.startswith(f"Warning: {tmp_path / 't.json'} is damaged and ignored: ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("package", "table"), [("filelock", True), ("platformdirs", False)])
+def test_a_missing_package_is_told_before_anything_is_measured(
+    package: str, table: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(tuning_table, "SETTINGS", Settings())
+    seen = planned_outcomes(monkeypatch, stop_after=0)
+    result = run(*(("--table", str(tmp_path / "t.json")) if table else ()), *SMALL)
+    assert result.exit_code == 1
+    assert f"needs the package '{package}', which is not installed: pip install 'chunkattn[tune]'" in result.output
+    assert result.output.count("\n") <= 3
+    assert seen == []
+
+
+def test_a_default_that_answers_wrong_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tune(job: Any, **options: Any) -> Outcome:
+        raise Refused("the default's answer is wrong: row 3")
+
+    monkeypatch.setattr(tune_kernels, "tune", tune)
+    result = run("--table", str(tmp_path / "t.json"), *SMALL)
+    assert result.exit_code == 1
+    assert "Error: the default's answer is wrong: row 3\n" in result.output
+
+
+def test_the_shape_that_is_tuned_is_named(tmp_path: Path) -> None:
+    table = "--table", str(tmp_path / "t.json")
+    assert "cpu: 32 query and 8 KV heads of 128, bf16, pages of 16\n" in run("--dry-run", *table).output
+    assert "1 key, " in run("--dry-run", "--mix", "2x1+9", *table).output
+    several = run("--dry-run", *table, *SMALL, "--head-dim-v", "8", "--kv-dtype", "int8", "--page-size", "4").output
+    assert "cpu: 4 query and 2 KV heads of 16/8, bf16 with int8 caches, pages of 4\n" in several
 
 
 @pytest.mark.parametrize(
@@ -123,7 +165,17 @@ def test_a_folder_that_cannot_be_written_costs_the_entries_not_the_run(
         (("--q-heads", "3", "--kv-heads", "2"), "--q-heads: expected a multiple of --kv-heads (2), got 3"),
         (("--mix", "4"), "--mix: expected COUNTxTOKENS+HISTORY"),
         (("--budget-seconds", "0"), "Invalid value for '--budget-seconds'"),
-        (("--device", "cuda", "--backend", "cuda"), "cuda"),
+        (("--budget-seconds", "nan"), "nan is not a finite number"),
+        (("--budget-seconds", "inf"), "inf is not a finite number"),
+        (("--device", "cuda", "--backend", "cuda"), "no backend with settings can serve this; cuda: "),
+        (("--device", "cuda"), "no backend with settings can serve this; cuda: "),
+        (("/nonexistent/config.json",), "config.json or its folder, got no file /nonexistent/config.json"),
+        (("llama.json",), "config.json or its folder, got no file llama.json"),
+        (("llama-3-8b", "--q-heads", "7"), "--q-heads: expected it without MODEL only, got llama-3-8b too"),
+        (("llama-3-8b", "--head-dim-v", "8"), "--head-dim-v: expected it without MODEL only"),
+        (("--sms", "7"), "--sms: expected it with --arch only"),
+        (("--compile",), "--compile: expected a backend of GPUs, got cpu"),
+        (("--arch", "80", "--backend", "cpu"), "no backend with settings can serve this; cpu: tensors are on cuda"),
     ],
 )
 def test_refusals(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:

@@ -250,6 +250,29 @@ def test_compiled_calls_take_what_is_in_force() -> None:
     assert dict(counter["stats"]) == frames
 
 
+SHIPPED_IS = """
+import pathlib
+from chunkattn.planning import measured
+measured.SHIPPED = pathlib.Path({shipped!r})
+"""
+
+
+def test_the_shipped_table_is_looked_up_after_the_users(tmp_path: Path) -> None:
+    shipped, own = tmp_path / "shipped.json", tmp_path / "own.json"
+    decode, prefill = (cpu.tuning_key(SPEC, mix) for mix in ("decode-small", "prefill-small"))
+    nine, seven = (TuningEntry({"items_per_worker": n}, 1.2, 0.01, 1.0) for n in (9, 7))
+    TuningTable(shipped).save({decode: nine, prefill: nine})
+    TuningTable(own).save({decode: seven})
+
+    def taken(q_lens: str, tuning: Path | str) -> str:
+        code = PLANNED.format(threads=torch.get_num_threads(), dtype="bfloat16", page=16, q_lens=q_lens)
+        return run(SHIPPED_IS.format(shipped=str(shipped)) + code, str(tuning)).strip()
+
+    assert [taken("[1]", own), taken("[3]", own)] == ["7", "9"]
+    assert taken("[1]", tmp_path / "none.json") == "9"
+    assert taken("[1]", "off") == "4"
+
+
 def test_the_package_comes_with_a_table_that_can_be_read() -> None:
     import warnings
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import chunkattn.env
+from chunkattn.extras import MissingExtraError
 from chunkattn.planning import tuning_table
 from chunkattn.planning.tuning_table import (
     FORMAT,
@@ -328,6 +329,40 @@ def test_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert table_path("mine.json") == Path("mine.json")
     monkeypatch.setenv("CHUNKATTN_TUNING", "/e.json")
     assert chunkattn.env.read().tuning == "/e.json"
+
+
+def test_only_saving_needs_a_package(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that serves reads with what the core needs."""
+    TuningTable(path).save({KEY: ENTRY})
+    for package in ("filelock", "platformdirs"):
+        monkeypatch.setitem(sys.modules, package, None)
+    table = TuningTable(path)
+    assert table.find(KEY) == ENTRY
+    with pytest.raises(MissingExtraError, match=r"saving measured settings needs the package 'filelock'.*\[tune\]"):
+        table.save({numbered(1): ENTRY})
+    assert set(TuningTable(path)) == {KEY}
+
+
+def test_scratch_of_other_tables_in_the_folder_stays(path: Path) -> None:
+    path.parent.mkdir()
+    others = [path.with_name(name) for name in (".tuning.json.bak", ".tuningXjson.1.new", ".other.json.1.new")]
+    for other in others:
+        other.write_text("not ours")
+    assert TuningTable(path).save({KEY: ENTRY})
+    assert all(other.exists() for other in others)
+
+
+def test_a_path_is_the_same_file_after_a_change_of_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    table = TuningTable(Path("t.json"))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert table.save({KEY: ENTRY})
+    assert table.path == tmp_path / "t.json"
+    with pytest.warns(TuningTableWarning, match="cannot be read"):
+        folder = TuningTable(Path("."))
+    with pytest.warns(TuningTableWarning, match="was not written"):
+        assert not folder.save({KEY: ENTRY})
 
 
 def test_a_lookup_takes_at_most_a_microsecond(path: Path) -> None:

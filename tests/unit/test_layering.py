@@ -46,7 +46,7 @@ def backend_of(name: str) -> str | None:
     if not name.startswith(prefix):
         return None
     backend = name.removeprefix(prefix).split(".")[0]
-    return None if backend in ("base", "device") else backend
+    return None if backend in ("base", "device", "gpu_settings") else backend
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

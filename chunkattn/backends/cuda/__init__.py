@@ -19,19 +19,15 @@ from chunkattn.backends.cuda.backend import (
     supports,
     workspace_bytes,
 )
-from chunkattn.backends.cuda.settings import (
-    kernel_of,
-    mix_class,
-    planned,
-    settings_space,
-    tuning_key,
-    with_settings,
-)
+from chunkattn.backends.cuda.figures import compiled
+from chunkattn.backends.cuda.settings import kernel_of, planned, settings_space, tuning_key, with_settings
+from chunkattn.backends.gpu_settings import mix_class
 from chunkattn.planning.work import plan_words
 
 __all__ = [
     "append_kv",
     "attention",
+    "compiled",
     "copy_pages",
     "describe",
     "gather_pages",

@@ -1,7 +1,4 @@
-"""What of the CUDA backend may be chosen by measurement: which kernel serves, and how work is cut for it.
-
-As with every GPU backend one choice serves all mixes of a problem, and invariant mode takes the default.
-"""
+"""What of the CUDA backend may be chosen by measurement: which kernel serves, and how work is cut for it."""
 
 from __future__ import annotations
 
@@ -9,13 +6,13 @@ import contextlib
 import functools
 import hashlib
 import itertools
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from chunkattn.backends.cuda import select, work_spec
-from chunkattn.backends.device import Gpu, gpu
-from chunkattn.build.sources import source_root
+from chunkattn.backends.device import Gpu
+from chunkattn.backends.gpu_settings import ANY, gpu_of, key_of, measured_choice
+from chunkattn.build import sources, store
 from chunkattn.build.variants import Variant
 from chunkattn.planning.work import WorkSpec, make_plan
 from chunkattn.types import AttentionSpec
@@ -24,7 +21,6 @@ if TYPE_CHECKING:
     from chunkattn.planning.tuning_table import TuningKey
 
 _CUT = {"items_per_worker": (work_spec.ITEMS_PER_WORKER, 4, 16), "split_cost": (work_spec.SPLIT_COST, 32, 512)}
-ANY = "any"
 
 
 class Settings(NamedTuple):
@@ -59,20 +55,16 @@ def _problem(spec: AttentionSpec) -> AttentionSpec:
 
 @functools.lru_cache(maxsize=1024)
 def _measured(spec: AttentionSpec, device: Gpu) -> Settings | None:
-    from chunkattn.planning import measured
+    archs = _archs(spec, device)
 
-    found = measured.in_force().get(_key(spec, device))
-    if found is None:
-        return None
-    try:
-        chosen = Settings(**found.entry.values)
-        least, most = min(chosen[1:]), max(chosen[1:])
-        if chosen.arch in _archs(spec, device) and least >= 1 and most <= 1 << 16 and chosen.items_per_worker <= 64:
-            return chosen
-    except TypeError:
-        pass
-    warnings.warn(f"a measured setting of the cuda backend is not used: {dict(found.entry.values)}", stacklevel=2)
-    return None
+    def read(values: Mapping[str, int]) -> Settings:
+        if set(values) == set(Settings._fields):
+            chosen = Settings(**values)
+            if chosen.arch in archs and 1 <= chosen.items_per_worker <= 64 and 1 <= chosen.split_cost <= 1 << 16:
+                return chosen
+        raise ValueError(f"values: expected settings that fit sm_{device.arch}, got {dict(values)}")
+
+    return measured_choice(_key(spec, device), read) if archs else None
 
 
 def candidates(spec: AttentionSpec, device: Gpu, chosen: Settings | None) -> tuple[tuple[Variant, ...], str]:
@@ -94,7 +86,7 @@ def _archs(spec: AttentionSpec, device: Gpu) -> tuple[int, ...]:
 
 def settings_space(spec: AttentionSpec) -> Iterator[dict[str, int]]:
     """The default, other kernels, and the default kernel with its work cut otherwise."""
-    archs = _archs(_problem(spec), _gpu(spec))
+    archs = _archs(_problem(spec), gpu_of(spec))
     yield from (Settings(arch)._asdict() for arch in archs)
     for values in list(itertools.product(*_CUT.values()))[1:]:
         yield Settings(archs[0], *values)._asdict()
@@ -105,13 +97,9 @@ def kernel_of(values: Mapping[str, int]) -> int:
     return values["arch"]
 
 
-def mix_class(spec: AttentionSpec, q_lens: Sequence[int], kv_lens: Sequence[int]) -> str:
-    return ANY
-
-
 def planned(spec: AttentionSpec, q_lens: Sequence[int], kv_lens: Sequence[int]) -> tuple[WorkSpec, list[int]]:
     """The plan of a batch, and what else it depends on."""
-    device, chosen = _gpu(spec), in_force(spec, _gpu(spec))
+    device, chosen = gpu_of(spec), in_force(spec, gpu_of(spec))
     work = work_of(candidates(_problem(spec), device, chosen)[0][0], device, spec, (-1, -1), 0, chosen)
     return work, make_plan(work, [0, *itertools.accumulate(q_lens)], kv_lens)
 
@@ -143,27 +131,31 @@ def work_of(
 
 def tuning_key(spec: AttentionSpec, mix_class: str = ANY) -> TuningKey:
     """What measured settings of a problem depend on."""
-    return _key(_problem(spec), _gpu(spec))
+    return _key(_problem(spec), gpu_of(spec))
 
 
-def _key(spec: AttentionSpec, device: Gpu) -> TuningKey:
-    import chunkattn
-    from chunkattn.planning.tuning_table import TuningKey
+def _key(problem: AttentionSpec, device: Gpu) -> TuningKey:
+    group = problem.num_q_heads // problem.num_kv_heads
+    variants = (*select.candidates(problem, device)[0], *select.of_kernel("plan", device))
+    facts = problem.dtype, problem.head_dim, problem.head_dim_v, group, problem.page_size
+    return key_of("cuda", kernel_hash(variants), device, *facts)
 
-    page_class = min(1 << (spec.page_size.bit_length() - 1), 256)
-    return TuningKey(
-        "cuda",
-        f"{device.name or f'sm_{device.arch}'}, {device.num_sms} SMs",
-        device.driver,
-        chunkattn.__version__,
-        kernel_hash(),
-        str(spec.dtype).removeprefix("torch."),
-        spec.head_dim,
-        spec.head_dim_v,
-        spec.num_q_heads // spec.num_kv_heads,
-        str(page_class),
-        ANY,
-    )
+
+@functools.cache
+def kernel_hash(variants: Sequence[Variant]) -> str:
+    """Of what kernels are compiled from: the sources that they reach, the list's constants, flags.
+
+    Raises:
+        FileNotFoundError: the package came without kernel sources.
+    """
+    root = sources.source_root()
+    if root is None:
+        raise FileNotFoundError("the package came without kernel sources (csrc)")
+    parts = []
+    for variant in variants:
+        files = sources.reached_files(root / variant.source, sources.include_folders(root))
+        parts += [variant.name, sources.digest(files, root.resolve(), store.compile_flags(variant))]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager
@@ -176,20 +168,3 @@ def with_settings(values: Mapping[str, int]) -> Iterator[None]:
         yield
     finally:
         forced = before
-
-
-@functools.cache
-def kernel_hash() -> str:
-    """Of the kernels' sources and the list of their instantiations."""
-    root, digest = source_root(), hashlib.sha256()
-    if root is not None:
-        found = [root / "variants.toml", *(root / "include").rglob("*"), *(root / "kernels").rglob("*")]
-        for path in sorted(path for path in found if path.is_file()):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _gpu(spec: AttentionSpec) -> Gpu:
-    found = gpu(spec.device)
-    assert found is not None  # supports() was asked before
-    return found

@@ -20,15 +20,9 @@ from torch import Tensor
 from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs, plan_args
 from chunkattn.backends.base import Support
 from chunkattn.backends.device import Gpu, gpu
+from chunkattn.backends.gpu_settings import mix_class
 from chunkattn.backends.triton import config
-from chunkattn.backends.triton.settings import (
-    kernel_of,
-    mix_class,
-    planned,
-    settings_space,
-    tuning_key,
-    with_settings,
-)
+from chunkattn.backends.triton.settings import kernel_of, planned, settings_space, tuning_key, with_settings
 from chunkattn.env import SETTINGS
 from chunkattn.planning.work import make_plan, max_partial_rows, plan_words
 from chunkattn.types import AttentionSpec

@@ -1,9 +1,4 @@
-"""What of the Triton backend may be chosen by measurement: the tile configuration and how work is cut for it.
-
-A plan does not know what its lengths are until it is on the device, and a CUDA graph serves every mix with one launch:
-so one choice serves all mixes of a problem, which is the class "any". Invariant mode takes the default, since another
-tile adds up in another order.
-"""
+"""What of the Triton backend may be chosen by measurement: the tile configuration and how work is cut for it."""
 
 from __future__ import annotations
 
@@ -12,7 +7,6 @@ import functools
 import hashlib
 import importlib.metadata
 import itertools
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from chunkattn.backends.device import Gpu, gpu
+from chunkattn.backends import gpu_settings
+from chunkattn.backends.device import Gpu
+from chunkattn.backends.gpu_settings import ANY, gpu_of, measured_choice
 from chunkattn.backends.triton import config
 from chunkattn.backends.triton.config import KernelConfig
 from chunkattn.planning.work import WorkSpec, make_plan
@@ -31,7 +27,6 @@ if TYPE_CHECKING:
 
 _KERNEL = ("block_m", "block_n", "num_warps", "num_stages", "ctas_per_sm")
 _CUT = {"items_per_worker": (8, 4, 16), "split_cost": (128, 32, 512)}
-ANY = "any"
 
 
 def to_values(chosen: KernelConfig) -> dict[str, int]:
@@ -58,7 +53,7 @@ def from_values(values: Mapping[str, int], head_dim: int, head_dim_v: int, dtype
 
 def settings_space(spec: AttentionSpec) -> Iterator[dict[str, int]]:
     """The default, every other kernel that fits, and the default kernel with its work cut otherwise."""
-    found = list(config.configs(spec.head_dim, spec.head_dim_v, spec.dtype.itemsize, _gpu(spec)))
+    found = list(config.configs(spec.head_dim, spec.head_dim_v, spec.dtype.itemsize, gpu_of(spec)))
     yield from map(to_values, found)
     for values in list(itertools.product(*_CUT.values()))[1:]:
         yield to_values(replace(found[0], **dict(zip(_CUT, values))))
@@ -69,32 +64,22 @@ def kernel_of(values: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(values[name] for name in _KERNEL)
 
 
-def mix_class(spec: AttentionSpec, q_lens: Sequence[int], kv_lens: Sequence[int]) -> str:
-    return ANY
-
-
 def planned(spec: AttentionSpec, q_lens: Sequence[int], kv_lens: Sequence[int]) -> tuple[WorkSpec, list[int]]:
     """The plan of a batch, and what else it depends on."""
     heads = spec.num_q_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim_v
-    work = config.work_spec_of(_gpu(spec), *heads, spec.dtype, page_size=spec.page_size, invariant=spec.invariant)
+    work = config.work_spec_of(gpu_of(spec), *heads, spec.dtype, page_size=spec.page_size, invariant=spec.invariant)
     return work, make_plan(work, [0, *itertools.accumulate(q_lens)], kv_lens)
 
 
 def tuning_key(spec: AttentionSpec, mix_class: str = ANY) -> TuningKey:
     """What measured settings of a problem depend on; a plan does not know what the cache holds."""
     group = spec.num_q_heads // spec.num_kv_heads
-    return key_of(spec.head_dim, spec.head_dim_v, spec.dtype, group, spec.page_size, _gpu(spec))
+    return key_of(spec.head_dim, spec.head_dim_v, spec.dtype, group, spec.page_size, gpu_of(spec))
 
 
 def key_of(head_dim: int, head_dim_v: int, dtype: torch.dtype, group: int, page_size: int, device: Gpu) -> TuningKey:
-    """`tuning_key`, from single facts. Pages behave alike up to the next power of two, and from 256 tokens on."""
-    import chunkattn
-    from chunkattn.planning.tuning_table import TuningKey
-
-    page_class = min(1 << (page_size.bit_length() - 1), 256)
-    name = device.name or f"sm_{device.arch}"
-    where = "triton", f"{name}, {device.num_sms} SMs", device.driver, chunkattn.__version__, kernel_hash()
-    return TuningKey(*where, str(dtype).removeprefix("torch."), head_dim, head_dim_v, group, str(page_class), ANY)
+    """`tuning_key`, from single facts."""
+    return gpu_settings.key_of("triton", kernel_hash(), device, dtype, head_dim, head_dim_v, group, page_size)
 
 
 @contextlib.contextmanager
@@ -113,16 +98,8 @@ def with_settings(values: Mapping[str, int]) -> Iterator[None]:
 
 def measured_config(key: TuningKey, of: Gpu) -> KernelConfig | None:
     """What the tables hold for a key; None where there is nothing, or nothing that fits."""
-    from chunkattn.planning import measured
-
-    found = measured.in_force().get(key)
-    if found is None:
-        return None
-    try:
-        return from_values(found.entry.values, key.head_dim, key.value_dim, getattr(torch, key.dtype), of)
-    except ValueError as error:
-        warnings.warn(f"a measured setting of the triton backend is not used: {error}", stacklevel=2)
-        return None
+    dtype = getattr(torch, key.dtype)
+    return measured_choice(key, lambda values: from_values(values, key.head_dim, key.value_dim, dtype, of))
 
 
 @functools.cache
@@ -139,9 +116,3 @@ def _triton_version() -> str:
         return importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
-
-
-def _gpu(spec: AttentionSpec) -> Gpu:
-    found = gpu(spec.device)
-    assert found is not None  # supports() was asked before
-    return found
