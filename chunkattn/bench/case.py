@@ -9,6 +9,7 @@ import torch
 
 import chunkattn
 from chunkattn.testing import AttentionCase
+from chunkattn.types.counts import check_counts
 
 DTYPES = {
     "bf16": torch.bfloat16,
@@ -75,9 +76,14 @@ class BenchCase:
         for name, value in (("dtype", self.dtype), ("kv_dtype", self.kv_dtype)):
             if value not in DTYPES:
                 raise ValueError(f"{name}: expected one of {', '.join(DTYPES)}, got {value!r}")
+        if self.layout not in ("nhd", "hnd"):
+            raise ValueError(f"layout: expected 'nhd' or 'hnd', got {self.layout!r}")
+        check_counts("page_size", (self.page_size,), least=1)
         for group in self.requests:
-            if len(group) != 3 or min(group) < 0:
+            if len(group) != 3 or not all(isinstance(number, int) and number >= 0 for number in group):
                 raise ValueError(f"requests: expected [count, q_len, history] with numbers >= 0, got {list(group)}")
+        if not any(self.kv_lens):
+            raise ValueError(f"requests: expected at least one token in {self.name!r}, got none")
 
     @property
     def q_lens(self) -> tuple[int, ...]:

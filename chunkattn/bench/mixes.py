@@ -32,12 +32,14 @@ def read_trace(path: Path) -> list[Lengths]:
     """Reads a CSV or JSON-lines trace; the columns of the Azure, Mooncake, Vidur, Etalon and Splitwise files are known.
 
     Raises:
-        ValueError: no such columns, or no requests.
+        ValueError: no such columns, no requests, or lengths that are no numbers.
     """
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = (
-            [json.loads(line) for line in file if line.strip()] if path.suffix == ".jsonl" else [*csv.DictReader(file)]
-        )
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        jsonl = path.suffix == ".jsonl"
+        rows = [json.loads(line) for line in lines if line.strip()] if jsonl else [*csv.DictReader(lines)]
+    except ValueError as error:
+        raise ValueError(f"trace: expected CSV or JSON lines in UTF-8 in {path}, got {error}") from None
     if not rows:
         raise ValueError(f"trace: expected requests in {path}, got none")
     prompt = next((name for name in _PROMPT_COLUMNS if name in rows[0]), None)
@@ -47,7 +49,14 @@ def read_trace(path: Path) -> list[Lengths]:
             f"trace: expected a column of {', '.join(_PROMPT_COLUMNS)} and one of {', '.join(_ANSWER_COLUMNS)}, "
             f"got {', '.join(rows[0])}"
         )
-    lengths = [Lengths(int(float(row[prompt])), int(float(row[answer]))) for row in rows]
+    lengths = []
+    for number, row in enumerate(rows, 1):
+        try:
+            lengths.append(Lengths(int(float(row[prompt])), int(float(row[answer]))))
+        except (KeyError, OverflowError, TypeError, ValueError):
+            raise ValueError(
+                f"trace: expected {prompt} and {answer} in request {number} of {path}, got {row}"
+            ) from None
     return [one for one in lengths if one.prompt > 0 and one.answer > 0]
 
 

@@ -199,11 +199,14 @@ class Record:
         self.parts += other.parts
 
     def save(self, path: Path) -> None:
-        """Writes JSON, with the summary numbers beside the samples."""
+        """Writes `text`."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.text(), encoding="utf-8")
+
+    def text(self) -> str:
+        """JSON, with the summary numbers beside the samples; a window a line, so that it can be read."""
         text = json.dumps(self.to_json(), indent=1)
-        # A window a line, so that the file can be read.
-        path.write_text(_SAMPLE.sub(lambda found: " ".join(found.group().split()), text) + "\n", encoding="utf-8")
+        return _SAMPLE.sub(lambda found: " ".join(found.group().split()), text) + "\n"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -226,19 +229,23 @@ class Record:
         """
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise ValueError(f"{path}: expected a result file of chunkattn bench, got no JSON ({error})") from error
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             got = data.get("schema") if isinstance(data, dict) else type(data).__name__
             raise ValueError(f"{path}: expected a result file of schema {SCHEMA}, got {got}")
-        return cls(
-            parts=[Part(**part) for part in data["parts"]],
-            cells=[_cell(cell) for cell in data["cells"]],
-            micro=[
-                Micro(m["key"], m["label"], [Sample(**s) for s in m["samples"]], m.get("note", ""))
-                for m in data["micro"]
-            ],
-        )
+        try:
+            return cls(
+                parts=[Part(**part) for part in data["parts"]],
+                cells=[_cell(cell) for cell in data["cells"]],
+                micro=[
+                    Micro(m["key"], m["label"], [Sample(**s) for s in m["samples"]], m.get("note", ""))
+                    for m in data["micro"]
+                ],
+            )
+        except (AttributeError, KeyError, TypeError) as error:  # something is missing, or of another kind
+            got = f"{type(error).__name__} {error}"
+            raise ValueError(f"{path}: expected a whole result file of schema {SCHEMA}, got {got}") from error
 
 
 def _summary(one: Measured) -> dict[str, float]:

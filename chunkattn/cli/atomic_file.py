@@ -11,10 +11,14 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     """Writes beside the target and renames; whoever looks sees the old file or the new one.
 
     Args:
-        path: the target; its directory is made.
+        path: the target; its directory is made. A link stays one, and a pipe or a device is written to.
         content: bytes, or text that is written as UTF-8.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -25,6 +29,22 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     except BaseException:
         os.unlink(name)
         raise
+
+
+def require_writable(path: Path) -> None:
+    """For before work that takes long: the file can be made, as far as that can be seen; nothing is left behind.
+
+    Raises:
+        OSError: it cannot.
+    """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        return
+    try:
+        with tempfile.TemporaryFile(dir=next(folder for folder in path.parents if folder.exists())):
+            pass
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from None
 
 
 def _umask() -> int:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from chunkattn.cli.atomic_file import require_writable, write_atomically
+from chunkattn.cli.one_sentence import one_sentence
 from chunkattn.cli.option_types import POSITIVE
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ def bench() -> None:
 @click.option("--providers", "names", metavar="NAME,…", default="", help="Only these providers.  [default: all]")
 @click.option("--rounds", default=7, show_default=True, type=click.IntRange(min=1), help="Interleaved rounds.")
 @click.option("--window", default=0.35, show_default=True, type=POSITIVE, help="Seconds of a provider's turn.")
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: torch's]")
+@click.option("--threads", type=click.IntRange(min=1, max=4096), help="CPU threads.  [default: torch's]")
 @click.option(
     "--against",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -70,15 +72,15 @@ def run(
     from chunkattn.bench import compare as verdicts
     from chunkattn.bench.progress import CaseProgress
     from chunkattn.bench.rounds import Effort
-    from chunkattn.cli.commands import _one_sentence
 
-    with _one_sentence():
+    with one_sentence():
         chosen = _filter(cases.load("quick" if quick else suite).cases, only, dtypes, page_sizes)
         wanted = tuple(_split(names)) or tuple(providers.MODULES)
         for name in wanted:
             providers.load(name)
         if threads:
             torch.set_num_threads(threads)
+        destination = _Destination(output, append, as_json)
         effort = Effort(3, 4, 0.15) if quick else Effort(rounds, rounds + 5, window)
         if device == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device: expected a machine with a CUDA device for 'cuda', found none")
@@ -98,7 +100,7 @@ def run(
                 done=None if as_json else lambda cell: table.print_cell(console, cell),
             )
         changes = verdicts.rivalry(record)
-        _deliver(record, output, append, as_json)
+        destination.deliver(record)
     if changes and not as_json:
         table.print_changes(console, changes)
     if verdicts.regressions(changes):
@@ -116,13 +118,13 @@ def micro(rounds: int, window: float, output: Path | None, append: bool, as_json
     from chunkattn.bench import micro as tasks
     from chunkattn.bench import session, table
     from chunkattn.bench.rounds import Effort
-    from chunkattn.cli.commands import _one_sentence
 
-    with _one_sentence():
+    with one_sentence():
+        destination = _Destination(output, append, as_json)
         record = session.run_micro(tasks.all_tasks(), Effort(rounds, rounds + 5, window))
         if not as_json:
             table.print_micro(_console(), record.micro)
-        _deliver(record, output, append, as_json)
+        destination.deliver(record)
 
 
 @bench.command()
@@ -137,9 +139,8 @@ def compare(before: Path, after: Path, everybody: bool, as_json: bool) -> None:
     from chunkattn.bench import compare as verdicts
     from chunkattn.bench import table
     from chunkattn.bench.record import Record
-    from chunkattn.cli.commands import _one_sentence
 
-    with _one_sentence():
+    with one_sentence():
         changes = verdicts.compare(Record.load(before), Record.load(after), everybody=everybody)
         if not changes:
             raise ValueError(f"after: expected a case in common with {before}, got none")
@@ -160,16 +161,15 @@ def report(results: tuple[Path, ...], output: Path, markdown: bool) -> None:
     from chunkattn.bench import markdown as summary
     from chunkattn.bench import page
     from chunkattn.bench.record import Record
-    from chunkattn.cli.commands import _one_sentence
 
-    with _one_sentence():
+    with one_sentence():
         record = Record()
         for path in results:
             record.merge(Record.load(path))
         if markdown:
             click.echo(summary.render(record), nl=False)
             return
-        output.write_text(page.render(record), encoding="utf-8")
+        write_atomically(output, page.render(record))
     click.echo(f"written: {output}")
 
 
@@ -185,9 +185,8 @@ def mixes(trace: Path, number: int, running: int, budget: int, longest: int | No
     """Steps of a running engine, drawn from a trace (CSV or JSON lines), as a case file on standard output."""
     from chunkattn.bench import mixes as steps
     from chunkattn.bench import models
-    from chunkattn.cli.commands import _one_sentence
 
-    with _one_sentence():
+    with one_sentence():
         models.layers(model)
         drawn = steps.sample(
             steps.read_trace(trace), number=number, running=running, budget=budget, longest=longest, seed=seed
@@ -201,9 +200,8 @@ def mixes(trace: Path, number: int, running: int, budget: int, longest: int | No
 def list_() -> None:
     """The lists of cases, and every provider with what it lacks."""
     from chunkattn.bench import table
-    from chunkattn.cli.commands import _one_sentence
 
-    with _one_sentence():
+    with one_sentence():
         table.print_choices(_console())
 
 
@@ -214,21 +212,33 @@ def _console(*, stderr: bool = False) -> Any:
     return require("rich.console", extra="bench", purpose="chunkattn bench").Console(highlight=False, stderr=stderr)
 
 
-def _deliver(record: Record, output: Path | None, append: bool, as_json: bool) -> None:
-    """Writes the record, and prints it or where it went."""
-    from chunkattn.bench.record import Record
+class _Destination:
+    """The result file. Made before anything is measured, so that what would be in its way is found then."""
 
-    target = output or (None if as_json else Path("chunkattn-bench.json"))
-    if target is not None:
-        if append and target.exists():
-            whole = Record.load(target)
-            whole.merge(record)
-            record = whole
-        record.save(target)
-    if as_json:
-        json.dump(record.to_json(), sys.stdout)
-    else:
-        click.echo(f"written: {target}")
+    def __init__(self, output: Path | None, append: bool, as_json: bool) -> None:
+        """Looks at the file.
+
+        Raises:
+            ValueError: there is something else to append to.
+            OSError: it cannot be written.
+        """
+        from chunkattn.bench.record import Record
+
+        self._path = output or (None if as_json else Path("chunkattn-bench.json"))
+        self._as_json = as_json
+        self._before = Record.load(self._path) if self._path and append and self._path.exists() else Record()
+        if self._path is not None:
+            require_writable(self._path)
+
+    def deliver(self, record: Record) -> None:
+        """Writes the record behind what was there, and prints it or where it went."""
+        self._before.merge(record)
+        if self._path is not None:
+            write_atomically(self._path, self._before.text())
+        if self._as_json:
+            json.dump(self._before.to_json(), sys.stdout)
+        else:
+            click.echo(f"written: {self._path}")
 
 
 def _filter(found: tuple[BenchCase, ...], only: str, dtypes: str, page_sizes: str) -> list[BenchCase]:
@@ -237,16 +247,18 @@ def _filter(found: tuple[BenchCase, ...], only: str, dtypes: str, page_sizes: st
     Raises:
         ValueError: none does.
     """
-    texts, kinds, sizes = _split(only), _split(dtypes), [int(size) for size in _split(page_sizes)]
+    texts, kinds, sizes = _split(only), _split(dtypes), _split(page_sizes)
     chosen = [
         case
         for case in found
         if (not texts or any(text in case.key for text in texts))
         and (not kinds or case.dtype in kinds)
-        and (not sizes or case.page_size in sizes)
+        and (not sizes or str(case.page_size) in sizes)
     ]
     if not chosen:
-        raise ValueError(f"--only: expected to match one of {', '.join(case.key for case in found)}")
+        raise ValueError(
+            f"--only, --dtype and --page-size: expected to match one of {', '.join(case.key for case in found)}"
+        )
     return chosen
 
 

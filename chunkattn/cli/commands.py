@@ -10,6 +10,7 @@ import chunkattn
 from chunkattn.cli.bench import bench
 from chunkattn.cli.build import build
 from chunkattn.cli.models import models
+from chunkattn.cli.one_sentence import one_sentence
 from chunkattn.cli.serve_command import serve_sim
 from chunkattn.cli.tune import tune
 
@@ -107,7 +108,7 @@ def demo(
         timeline=timeline_path or (None if as_json else Path("chunkattn-demo.png")),
         as_json=as_json,
     )
-    with _one_sentence():
+    with one_sentence():
         equal = run_demo(options)
     if not equal:
         raise click.exceptions.Exit(2)
@@ -128,16 +129,5 @@ def info(dtype: str, kv_dtype: str | None, q_heads: int, kv_heads: int, head_dim
     """Versions, this machine, and which backend serves a problem and why."""
     from chunkattn.cli.info import print_info
 
-    with _one_sentence():
+    with one_sentence():
         print_info(dtype, kv_dtype or dtype, q_heads, kv_heads, head_dim, page_size)
-
-
-class _one_sentence:
-    """Turns errors whose message is meant for the user into click's one-line form, without a traceback."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (ValueError, FileNotFoundError, ImportError, NotImplementedError)):
-            raise click.ClickException(str(error)) from error

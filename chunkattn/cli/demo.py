@@ -40,11 +40,13 @@ def run_demo(options: DemoOptions) -> bool:
         Whether everybody got the same tokens in both.
 
     Raises:
-        ValueError, FileNotFoundError, MissingExtraError: one sentence for the user.
+        ValueError, OSError, MissingExtraError: one sentence for the user.
     """
     require("rich", extra="demo", purpose="chunkattn demo")
     if options.timeline is not None:
-        require("matplotlib", extra="demo", purpose="the timeline picture")
+        from chunkattn.cli.timeline_image import require_picture
+
+        require_picture(options.timeline)
     return _json_demo(options) if options.as_json else _terminal_demo(options)
 
 

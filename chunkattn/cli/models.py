@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from chunkattn.cli.one_sentence import one_sentence
+
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -31,9 +33,7 @@ def export(directory: Path, model: str, dtype: str) -> None:
     from chunkattn.models import load_model
     from chunkattn.models.export import export_model
 
-    try:
+    with one_sentence():
         files = export_model(load_model(model, dtype=getattr(torch, dtype)), directory)
-    except (ValueError, OSError, ImportError) as error:
-        raise click.ClickException(str(error)) from error
     for file in files:
         click.echo(f"{file}  {file.stat().st_size / 1e6:.3g} MB")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from chunkattn.cli.one_sentence import one_sentence
 from chunkattn.cli.option_types import ARRIVALS, POSITIVE, FiniteRange
 
 DEFAULT_SETTINGS = ("whole", "sarathi", "disaggregated")
@@ -134,7 +135,7 @@ def serve_sim(
     from chunkattn.serving import Machine, Slo
     from chunkattn.simulation import Capacity
 
-    try:
+    with one_sentence():
         run_serve_sim(
             ServeOptions(
                 trace=trace,
@@ -145,5 +146,3 @@ def serve_sim(
                 **options,  # type: ignore[arg-type]
             )
         )
-    except (ValueError, FileNotFoundError, ImportError, NotImplementedError) as error:
-        raise click.ClickException(str(error)) from error

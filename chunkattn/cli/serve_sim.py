@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from chunkattn.bench import machine as bench_machine
-from chunkattn.cli.atomic_file import write_atomically
+from chunkattn.cli.atomic_file import require_writable, write_atomically
 from chunkattn.cli.serve_calibration import CalibrationFile, steps_wanted
 from chunkattn.cli.serve_view import ServeView
 from chunkattn.extras import require
@@ -68,7 +68,7 @@ def run_serve_sim(options: ServeOptions) -> None:
     """Runs the comparison and writes its files.
 
     Raises:
-        ValueError, FileNotFoundError, MissingExtraError: one sentence for the user; no file is half written.
+        ValueError, OSError, MissingExtraError: one sentence for the user; no file is half written.
     """
     require("rich", extra="demo", purpose="chunkattn serve-sim")
     require("matplotlib", extra="demo", purpose="the pictures of serve-sim")
@@ -77,6 +77,11 @@ def run_serve_sim(options: ServeOptions) -> None:
     settings = [parse_setting(text) for text in options.settings]
     if options.find_capacity and (options.executor == "model" or options.slo == Slo()):
         raise ValueError("--find-capacity: expected a simulated executor and at least one --slo option")
+    calibration = CalibrationFile(
+        options.calibration or options.output / "calibration.json", chosen=options.calibration is not None
+    )
+    for path in (options.output / "report.html", calibration.path):
+        require_writable(path)
     trace = _read(options)  # a malformed line is found before a model is loaded
     console = Console(highlight=False, stderr=options.as_json)
     model = load_model(
@@ -87,9 +92,6 @@ def run_serve_sim(options: ServeOptions) -> None:
         max_num_seqs=1, page_size=options.capacity.page_size, num_pages=options.capacity.num_pages
     )
     fitting(to_requests(trace), config)  # refuses a cache that is too small before steps are measured
-    calibration = CalibrationFile(
-        options.calibration or options.output / "calibration.json", chosen=options.calibration is not None
-    )
     try:
         outcomes, cost = _compare(options, model, trace, settings, calibration, console)
     except KeyboardInterrupt:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from chunkattn.cli.atomic_file import require_writable, write_atomically
 from chunkattn.cli.scenario import ScenarioRun
 from chunkattn.extras import require
 
@@ -19,6 +21,9 @@ def save_timeline(runs: Sequence[tuple[str, ScenarioRun]], path: Path) -> None:
     Args:
         runs: (title, run) pairs.
         path: where to; the suffix chooses the format.
+
+    Raises:
+        OSError: it cannot be written.
     """
     require("matplotlib", extra="demo", purpose="the timeline picture")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -32,7 +37,30 @@ def save_timeline(runs: Sequence[tuple[str, ScenarioRun]], path: Path) -> None:
         _draw(axis, title, run)
     axes[-1].set_xlabel("seconds")
     _legend(axes[0])
-    figure.savefig(path, dpi=150)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=150, format=_format_of(path))
+    write_atomically(path, buffer.getvalue())
+
+
+def require_picture(path: Path) -> None:
+    """For before the runs: a picture can be written there.
+
+    Raises:
+        ValueError: a suffix that names no format.
+        OSError: the file cannot be written.
+        MissingExtraError: matplotlib is not installed.
+    """
+    require("matplotlib", extra="demo", purpose="the timeline picture")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    known = FigureCanvasAgg.get_supported_filetypes()
+    if _format_of(path) not in known:
+        raise ValueError(f"--timeline: expected a suffix out of {', '.join(sorted(known))}, got {path.suffix!r}")
+    require_writable(path)
+
+
+def _format_of(path: Path) -> str:
+    return path.suffix.removeprefix(".").lower() or "png"
 
 
 def _draw(axis: Any, title: str, run: ScenarioRun) -> None:

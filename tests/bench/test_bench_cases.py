@@ -69,14 +69,26 @@ def test_a_users_file_is_read(tmp_path: Path) -> None:
         ("cases: {one: [[2, 3, -4]]}", "numbers >= 0"),
         ("cases: {one: [[2, 3, 4]]}\nheads: gpt-9", "model: expected one of llama-3-8b"),
         ("cases: {one: [[2, 3, 4]]}\ndtypes: [fp4]", "dtype: expected one of bf16"),
+        ("cases: {one: [[2, 3, 1.5]]}", "numbers >= 0"),
+        ("cases: {one: [[2, 0, 0]]}", "requests: expected at least one token in 'one', got none"),
+        ("cases: {one: [[2, 3, 4]]}\npage_sizes: [0]", "page_size: expected numbers from 1 .* got 0"),
+        ("cases: {one: [[2, 3, 4]]}\npage_sizes: [x]", "page_size: expected integers, got 'x'"),
+        ("cases: {one: [[2, 3, 4]]}\nlayouts: [xyz]", "layout: expected 'nhd' or 'hnd', got 'xyz'"),
         ("about: nothing", "expected .* to hold cases or grids"),
+        ("cases: {one: 3}", "cases: expected .*bad.yaml to be built like .*, got TypeError"),
+        ("cases: [1, 2]", "cases: expected .*bad.yaml to be built like .*, got AttributeError"),
+        ("grids: [{over: {n: [1]}}]", "cases: expected .*bad.yaml to be built like .*, got KeyError 'requests'"),
+        ("grids: [{name: x, over: {n: [1]}, requests: [[n, 1, 1]], heads: {few: 1}}]", "built like .* 'few'"),
+        ("cases: [", "cases: expected YAML in .*bad.yaml, got while parsing .* line 1"),
+        ("\udcff\udcfe", "cases: expected YAML in .*bad.yaml, got "),
     ],
 )
 def test_a_bad_file_gets_one_sentence(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "bad.yaml"
-    file.write_text(text)
-    with pytest.raises(ValueError, match=message):
+    file.write_text(text, errors="surrogateescape")
+    with pytest.raises(ValueError, match=message) as caught:
         cases.load(str(file))
+    assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_suite_lists_the_known() -> None:
@@ -163,5 +175,14 @@ def test_a_trace_without_lengths_is_refused(tmp_path: Path) -> None:
     file.write_text("x,y\n1,2\n")
     with pytest.raises(ValueError, match="expected a column of ContextTokens"):
         mixes.read_trace(file)
+    for text in ("many", "inf", "nan", ""):
+        file.write_text(f"ContextTokens,GeneratedTokens\n1,2\n{text},3\n")
+        with pytest.raises(
+            ValueError, match=r"trace: expected ContextTokens and GeneratedTokens in request 2 of .*a\.csv"
+        ):
+            mixes.read_trace(file)
+    (tmp_path / "a.jsonl").write_text('{"input_length": 7\n')
+    with pytest.raises(ValueError, match=r"trace: expected CSV or JSON lines .*a\.jsonl"):
+        mixes.read_trace(tmp_path / "a.jsonl")
     with pytest.raises(ValueError, match="running: expected 1 to the budget"):
         mixes.sample(TRACE, number=1, running=9, budget=8)

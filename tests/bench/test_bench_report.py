@@ -148,7 +148,11 @@ def test_bad_options_get_one_sentence() -> None:
     runner = CliRunner()
     done = runner.invoke(bench, ["run", "--only", "no-such-case"])
     assert done.exit_code == 1
-    assert "--only: expected to match one of cpu/W1" in done.output
+    assert "--only, --dtype and --page-size: expected to match one of cpu/W1" in done.output
+    done = runner.invoke(bench, ["run", "--page-size", "x"])
+    assert "--only, --dtype and --page-size: expected to match" in done.output
+    done = runner.invoke(bench, ["run", "--threads", "100000"])
+    assert "100000 is not in the range 1<=x<=4096" in done.output
     done = runner.invoke(bench, ["run", "--providers", "nobody"])
     assert "providers: expected names out of chunkattn" in done.output
     if not torch.cuda.is_available():
@@ -160,7 +164,7 @@ def test_bad_options_get_one_sentence() -> None:
 def test_what_no_backend_can_do_is_refused_before_anything_is_measured(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(session, "run_case", None)
     odd = [fakes.SMALL.but(heads=Heads(4, 2, head_dim=60)), fakes.SMALL.but(heads=Heads(4, 3))]
-    with pytest.raises(chunkattn.UnsupportedError, match="^fakes/mixed/bf16/nhd16: spec.head_dim: expected .* got 60"):
+    with pytest.raises(chunkattn.UnsupportedError, match=r"^fakes/mixed/bf16/nhd16: spec.head_dim: expected .* got 60"):
         session.run(odd, SETTINGS)
     session.run([], SETTINGS)
     grid = "{name: odd, over: {n: [1]}, requests: [[n, 1, 0]], heads: {head_dim: 60}}"
@@ -172,6 +176,32 @@ def test_what_no_backend_can_do_is_refused_before_anything_is_measured(monkeypat
         "Error: odd/odd/bf16/nhd16: spec.head_dim: expected a multiple of 8 up to 256, got 60"
     )
     assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["[1", "\udcff", "{}", "[]", '{"schema": 1}', '{"schema": 1, "parts": [], "cells": [3], "micro": []}']
+)
+def test_what_is_no_result_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(text, errors="surrogateescape")
+    monkeypatch.setattr(session, "run", None)  # a run would be in vain
+    monkeypatch.setattr(session, "run_micro", None)
+    commands = (["compare", str(file), str(file)], ["report", str(file), "--output", str(tmp_path / "b.html")])
+    appending = ["--append", "--output", str(file)]
+    for command in (*commands, ["run", "--quick", *appending], ["micro", *appending]):
+        done = CliRunner().invoke(bench, command)
+        assert done.exit_code == 1
+        assert done.output.startswith(f"Error: {file}: expected a ")
+        assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("command", [["run", "--quick"], ["micro"]])
+def test_a_result_that_could_not_be_written_is_refused_first(command: list[str], monkeypatch) -> None:
+    monkeypatch.setattr(session, "run", None)
+    monkeypatch.setattr(session, "run_micro", None)
+    done = CliRunner().invoke(bench, [*command, "--output", "/proc/nowhere/a.json"])
+    assert done.exit_code == 1
+    assert done.output == "Error: /proc/nowhere/a.json: No such file or directory\n"
 
 
 def test_list_names_suites_and_missing_peers() -> None:

@@ -104,6 +104,25 @@ def test_refuses_in_one_sentence(arguments: list[str], change: list[str], messag
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("/proc/nowhere/t.png", "/proc/nowhere/t.png: No such file"), ("t.foo", "--timeline: expected a suffix out of ")],
+)
+def test_a_picture_that_could_not_be_written_is_refused_first(
+    arguments: list[str], path: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chunkattn.cli.demo.load_model", None)
+    result = run([*arguments, "--timeline", path])
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: {message}")
+
+
+@pytest.mark.parametrize(("path", "start"), [("t.svg", b"<?xml"), ("deep/t", b"\x89PNG"), ("t.PDF", b"%PDF")])
+def test_the_suffix_chooses_the_format(arguments: list[str], tmp_path: Path, path: str, start: bytes) -> None:
+    assert run([*arguments, "--timeline", path, "--json"]).exit_code == 0
+    assert (tmp_path / path).read_bytes().startswith(start)
+
+
 def test_empty_and_binary_prompt_files_are_refused(arguments: list[str], tmp_path: Path) -> None:
     for content, message in ((b" \n", "expected some text, got none"), (b"\xff\xfe\x00", "expected UTF-8 text")):
         (tmp_path / "document.txt").write_bytes(content)

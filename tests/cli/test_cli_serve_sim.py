@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 from tiny_model import write_model
 
-from chunkattn.cli.atomic_file import write_atomically
 from chunkattn.cli.commands import cli
 from chunkattn.cli.serve_view import ServeView
 from chunkattn.scheduler import Request, Scheduler, SchedulerConfig
@@ -158,6 +157,16 @@ def test_refuses_in_one_sentence(arguments: list[str], tmp_path: Path, change: l
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("option", ["--output", "--calibration"])
+def test_what_could_not_be_written_is_refused_first(
+    arguments: list[str], option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chunkattn.cli.serve_sim.load_model", None)
+    result = run([*arguments, option, "/proc/nowhere"])
+    assert result.exit_code == 1
+    assert re.fullmatch(r"Error: /proc/nowhere\S*: No such file or directory\n", result.output)
+
+
 def test_malformed_line_is_named_and_nothing_is_written(arguments: list[str], tmp_path: Path) -> None:
     with (tmp_path / "trace.csv").open("a") as file:
         file.write("\n2023-11-16 18:16:00.0000000,forty,1\n")
@@ -165,21 +174,6 @@ def test_malformed_line_is_named_and_nothing_is_written(arguments: list[str], tm
     assert result.exit_code == 1
     assert "trace.csv:14, got 'forty'" in result.output
     assert not (tmp_path / "out").exists()
-
-
-def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
-    target = tmp_path / "deep" / "a.txt"
-    write_atomically(target, "one")
-    write_atomically(target, b"two")
-    assert target.read_text() == "two"
-    with pytest.raises(UnicodeEncodeError):
-        write_atomically(target, "\ud800")
-    (tmp_path / "file").mkdir()
-    with pytest.raises(OSError, match="file"):
-        write_atomically(tmp_path / "file", "three")
-    assert target.read_text() == "two"
-    assert [path.name for path in target.parent.iterdir()] == ["a.txt"]
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.parametrize("option", ["--slo-ttft", "--slo-itl", "--peak-flops", "--peak-bandwidth", "--link-bandwidth"])

@@ -47,16 +47,24 @@ def load(name: str) -> Suite:
     """
     yaml = require("yaml", extra="bench", purpose="reading benchmark cases")
     if name in names():
-        text = resources.files("chunkattn.bench.cases").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+        content = resources.files("chunkattn.bench.cases").joinpath(f"{name}.yaml").read_bytes()
     elif Path(name).is_file():
-        text = Path(name).read_text(encoding="utf-8")
+        content = Path(name).read_bytes()
     else:
         raise ValueError(f"cases: expected a YAML file or one of {', '.join(names())}, got {name!r}")
-    data = yaml.safe_load(text)
+    try:
+        data = yaml.safe_load(content.decode("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"cases: expected YAML in {name}, got {' '.join(str(error).split())}") from None
     if not isinstance(data, dict) or not (data.get("cases") or data.get("grids")):
         raise ValueError(f"cases: expected {name} to hold cases or grids")
     stem = Path(name).stem
-    return Suite(stem, str(data.get("about", "")), tuple(_expand(stem, data)))
+    try:
+        found = tuple(_expand(stem, data))
+    except (AttributeError, KeyError, TypeError) as error:  # something is missing, or of another kind
+        wanted = f"{name} to be built like the lists that come with the package"
+        raise ValueError(f"cases: expected {wanted}, got {type(error).__name__} {error}") from None
+    return Suite(stem, str(data.get("about", "")), found)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,22 @@
+"""Errors that are meant for the user, in one line and without a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Turns what a command may refuse, and what its files may run into, into click's one-line form."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # click knows what to do when nobody reads on
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise click.ClickException(f"{error.filename}: {reason}" if error.filename else reason) from error
+    except (ValueError, ImportError, NotImplementedError, MemoryError) as error:
+        raise click.ClickException(str(error)) from error
