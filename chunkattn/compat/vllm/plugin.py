@@ -16,12 +16,14 @@ def register() -> None:
     vLLM calls this in each of its processes, whether the backend will be used or not, so that it never raises for a
     version.
     """
-    import vllm
+    from chunkattn.extras import require
+
+    installed = require("vllm", extra="vllm", purpose="an attention backend for vLLM")
     from vllm.logger import init_logger
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    problem = VERSIONS.problem(vllm.__version__)
+    problem = VERSIONS.problem(installed.__version__)
     if problem is not None:
         # vLLM shows the messages of loggers under its own name only.
         init_logger("vllm.chunkattn").warning("chunkattn is not registered as an attention backend: %s", problem)
