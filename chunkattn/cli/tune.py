@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
+from chunkattn.cli.one_sentence import one_sentence
 from chunkattn.cli.option_types import ARRIVALS, POSITIVE, FiniteRange
+from chunkattn.cli.table_warnings import plain_table_warnings
 
 
 @click.group()
@@ -29,19 +29,6 @@ def _refuse_unused(names: tuple[str, ...], reason: str) -> None:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             option = next(one.opts[0] for one in context.command.params if one.name == name)
             raise click.UsageError(f"{option}: expected it {reason}")
-
-
-@contextmanager
-def _plainly() -> Iterator[None]:
-    """Errors that are meant for the user, and warnings of tables, in one line each."""
-    from chunkattn.cli.table_warnings import plain_table_warnings
-    from chunkattn.tuning.search import Refused
-
-    try:
-        with plain_table_warnings():
-            yield
-    except (ValueError, FileNotFoundError, ImportError, NotImplementedError, Refused) as error:
-        raise click.ClickException(str(error)) from error
 
 
 @tune.command()
@@ -121,7 +108,7 @@ def kernels(arch: str | None, model: str | None, **options: object) -> None:
         _refuse_unused(("q_heads", "kv_heads", "head_dim", "head_dim_v"), f"without MODEL only, got {model} too")
     if arch is None:
         _refuse_unused(("sms",), "with --arch only")
-    with _plainly():
+    with one_sentence(), plain_table_warnings():
         complete = run_tune_kernels(KernelOptions(model, arch=None if arch is None else int(arch), **options))  # type: ignore[arg-type]
     if not complete:
         raise click.exceptions.Exit(2)
@@ -244,7 +231,7 @@ def budget(
     else:
         measuring = ("model", "dtype", "device", "backend", "longest", "save_profile")
         _refuse_unused(measuring, "without --profile only, which is not measured")
-    with _plainly():
+    with one_sentence(), plain_table_warnings():
         confirmed = run_tune_budget(
             BudgetOptions(
                 objective=Objective(slo_itl, slo_ttft, margin),

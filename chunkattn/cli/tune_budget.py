@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from chunkattn.bench import machine as bench_machine
-from chunkattn.cli.atomic_file import write_atomically
+from chunkattn.cli.atomic_file import require_writable, write_atomically
 from chunkattn.extras import require
 from chunkattn.serving import percentile
 from chunkattn.simulation import PROCESSES, Calibration, CostModel, SyntheticProcess, TraceRequest, read_trace, scale
@@ -65,6 +65,9 @@ def run_tune_budget(options: BudgetOptions) -> bool:
     from rich.console import Console
 
     console = Console(highlight=False, stderr=options.as_json)
+    for path in (options.save_profile, options.output / "budget.json"):
+        if path is not None:
+            require_writable(path)
     trace = _trace(options)
     if options.profile is not None:
         cost = read_profile(options.profile, options.profiled)

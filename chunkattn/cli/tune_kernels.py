@@ -19,6 +19,7 @@ from chunkattn.extras import require
 from chunkattn.planning.tuning_table import TuningKey, TuningTable, table_path, writer
 from chunkattn.tuning.kernels import Job, Outcome, jobs, tune
 from chunkattn.tuning.problem import MIXES, heads_of, parse_mix, spec_of
+from chunkattn.tuning.search import Refused
 from chunkattn.tuning.static import Compiled, compile_job
 from chunkattn.types import AttentionSpec
 
@@ -59,19 +60,22 @@ def run_tune_kernels(options: KernelOptions) -> bool:
         Whether every key has an entry now.
 
     Raises:
-        ValueError, Refused, MissingExtraError: one sentence for the user.
+        ValueError, MissingExtraError: one sentence for the user.
     """
     require("rich", extra="tune", purpose="chunkattn tune kernels")
     from rich.console import Console
 
     console = Console(highlight=False, stderr=options.as_json, soft_wrap=True)
-    if options.arch is not None:
-        absent = Gpu.of_arch(options.arch, options.sms)
-        with stand_in("cuda", absent):  # nothing can be measured then
-            return _run(replace(options, device="cuda", dry_run=True), console)
-    if not options.dry_run:
-        writer()  # not after minutes of measuring
-    return _run(options, console)
+    try:
+        if options.arch is not None:
+            absent = Gpu.of_arch(options.arch, options.sms)
+            with stand_in("cuda", absent):  # nothing can be measured then
+                return _run(replace(options, device="cuda", dry_run=True), console)
+        if not options.dry_run:
+            writer()  # not after minutes of measuring
+        return _run(options, console)
+    except Refused as error:
+        raise ValueError(str(error)) from error
 
 
 def _run(options: KernelOptions, console: Any) -> bool:

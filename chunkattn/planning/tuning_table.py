@@ -112,11 +112,11 @@ class TuningTable:
     """Entries in memory, read once; `find` is a dictionary lookup and touches no file.
 
     Attributes:
-        path: the file, which need not exist.
+        path: the file, absolute, which need not exist.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path.absolute()
+        self.path = Path(os.path.realpath(path))  # a link stays one when the file is replaced
         self._entries: dict[TuningKey, TuningEntry] = _read(self.path).entries
 
     def __len__(self) -> int:
@@ -198,6 +198,8 @@ _KEY_TYPES = get_type_hints(TuningKey)
 def _read(path: Path) -> _Content:
     """Never raises; warns of what it skips."""
     try:
+        if path.exists() and not path.is_file():
+            raise OSError("it is no regular file")  # nor must a device or a pipe be replaced by one
         data = path.read_bytes()
     except FileNotFoundError:
         return _Content()

@@ -95,6 +95,20 @@ def test_a_device_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch:
     assert isinstance(result.exception, SystemExit)
 
 
+@pytest.mark.parametrize("option", ["--output", "--save-profile"])
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("chunkattn.models.load_model", lambda *arguments, **options: pytest.fail("it was loaded"))
+    (tmp_path / "file").write_text("no folder")
+    result = run("--slo-itl", "1", option, "file/below")
+    assert result.exit_code == 1
+    assert "Error: " in result.output
+    assert "file" in result.output
+    assert "Not a directory" in result.output
+
+
 def test_options_that_change_nothing_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "trace.csv").write_text("")

@@ -27,7 +27,7 @@ from chunkattn.tuning.search import Refused, Verdict
 
 SMALL = ("--q-heads", "4", "--kv-heads", "2", "--head-dim", "16", "--mix", "4x1+99", "--mix", "1x40+9,2x1+50")
 cpu: Any = load("cpu")
-if not cpu.supports(spec_of(BenchCase("tune", "", (), Heads(4, 2, 16, 16)), "cpu")):
+if not cpu.supports(spec_of(BenchCase("tune", "", ((1, 1, 0),), Heads(4, 2, 16, 16)), "cpu")):
     pytest.skip("the native core is not built", allow_module_level=True)
 
 
@@ -186,7 +186,7 @@ def test_refusals(arguments: tuple[str, ...], message: str, tmp_path: Path) -> N
 
 
 def test_info_tells_default_shipped_and_tuned_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = spec_of(BenchCase("tune", "", (), Heads(4, 2, 16, 16)), "cpu")
+    spec = spec_of(BenchCase("tune", "", ((1, 1, 0),), Heads(4, 2, 16, 16)), "cpu")
     shipped, tuned = tmp_path / "shipped.json", tmp_path / "tuned.json"
     better = TuningEntry({**next(iter(cpu.settings_space(spec))), "items_per_worker": 2}, 1.25, 0.01, 86400.0)
     TuningTable(shipped).save({cpu.tuning_key(spec, mix): better for mix in ("decode-small", "mixed-small")})

@@ -359,10 +359,33 @@ def test_a_path_is_the_same_file_after_a_change_of_folder(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert table.save({KEY: ENTRY})
     assert table.path == tmp_path / "t.json"
-    with pytest.warns(TuningTableWarning, match="cannot be read"):
-        folder = TuningTable(Path("."))
+    assert TuningTable(tmp_path / "t.json").find(KEY) == ENTRY
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "team").mkdir()
+    link = tmp_path / "t.json"
+    link.symlink_to(tmp_path / "team" / "shared.json")
+    assert TuningTable(link).save({KEY: ENTRY})
+    assert link.is_symlink()
+    assert TuningTable(tmp_path / "team" / "shared.json").find(KEY) == ENTRY
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
+def test_what_is_no_file_is_neither_read_nor_replaced(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "t.json"
+    if kind == "folder":
+        place.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to("/dev/null")
+    before = os.stat(place)
+    with pytest.warns(TuningTableWarning, match="cannot be read: it is no regular file"):
+        table = TuningTable(place)
     with pytest.warns(TuningTableWarning, match="was not written"):
-        assert not folder.save({KEY: ENTRY})
+        assert not table.save({KEY: ENTRY})
+    assert os.stat(place)[:2] == before[:2]  # mode, inode
 
 
 def test_a_lookup_takes_at_most_a_microsecond(path: Path) -> None:
