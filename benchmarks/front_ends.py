@@ -29,6 +29,7 @@ from chunkattn.bench import machine
 Times = dict[str, float]  # what was timed -> seconds
 Round = Callable[[int], Times]  # of prompts of so many tokens
 WARM = 64
+PAGE = 32
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
@@ -56,8 +57,8 @@ def transformers_rounds(model, tokens: int) -> dict[str, Round]:
     return {"own": lambda prompt: run("sdpa", prompt), "chunkattn": lambda prompt: run("chunkattn", prompt)}
 
 
-def batching_rounds(model, tokens: int, requests: int) -> dict[str, Round]:
-    """Continuous batching of several prompts over transformers' paged cache."""
+def batching_rounds(model, tokens: int, requests: int, budget: int) -> dict[str, Round]:
+    """Continuous batching of several prompts over transformers' paged cache, in steps of up to `budget` tokens."""
     import transformers
 
     generation = transformers.GenerationConfig(
@@ -67,8 +68,13 @@ def batching_rounds(model, tokens: int, requests: int) -> dict[str, Round]:
     def run(implementation: str, prompt: int) -> Times:
         model.set_attn_implementation(implementation)
         prompts = [prompt_of(prompt, seed) for seed in range(requests)]
+        batching = transformers.ContinuousBatchingConfig(
+            page_size=PAGE, num_blocks=requests * (2 + (prompt + tokens) // PAGE) * 2, max_batch_tokens=budget
+        )
         begin = time.perf_counter()
-        answers = model.generate_batch(inputs=prompts, generation_config=generation, progress_bar=False)
+        answers = model.generate_batch(
+            inputs=prompts, generation_config=generation, continuous_batching_config=batching, progress_bar=False
+        )
         seconds = time.perf_counter() - begin
         counts = sorted(len(answer.generated_tokens) for answer in answers.values())
         if counts != [tokens] * requests:
@@ -78,13 +84,22 @@ def batching_rounds(model, tokens: int, requests: int) -> dict[str, Round]:
     return {"own": lambda prompt: run("sdpa", prompt), "chunkattn": lambda prompt: run("chunkattn", prompt)}
 
 
-def vllm_rounds(model: Path, servers: dict[str, str], tokens: int) -> dict[str, Round]:
-    """Time to the first token of one prompt, and between the others, over HTTP; no prompt comes twice."""
-    counter = iter(range(1_000_000))
+def vllm_rounds(servers: dict[str, str], tokens: int) -> dict[str, Round]:
+    """Time to the first token of one prompt, and between the others, over HTTP; no prompt comes twice.
+
+    Nor in another run against the same servers, whose prefix cache would answer for them.
+    """
+    counter = itertools.count(time.time_ns())
+
+    def served(url: str) -> str:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as answer:
+            return json.load(answer)["data"][0]["id"]
+
+    models = {url: served(url) for url in servers.values()}
 
     def run(url: str, prompt: int) -> Times:
         body = {
-            "model": str(model), "prompt": prompt_of(prompt, next(counter)), "max_tokens": tokens, "temperature": 0,
+            "model": models[url], "prompt": prompt_of(prompt, next(counter)), "max_tokens": tokens, "temperature": 0,
             "ignore_eos": True, "stream": True,
         }  # fmt: skip
         request = urllib.request.Request(
@@ -135,9 +150,10 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=3000, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=8, help="tokens of an answer")
     parser.add_argument("--requests", type=int, default=4, help="of continuous batching")
+    parser.add_argument("--budget", type=int, default=512, help="tokens of a step of continuous batching")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=600.0, help="begin no round that would end later")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="vllm: what the servers have")
     parser.add_argument("--own", help="address of vLLM's server with its own attention")
     parser.add_argument("--ours", help="address of vLLM's server with chunkattn")
     parser.add_argument("--output", type=Path, help="JSON file; results are added to what it holds")
@@ -146,9 +162,9 @@ def main() -> None:
     if given.library == "vllm":
         if not (given.own and given.ours):
             parser.error("vllm: expected --own and --ours")
-        rounds = vllm_rounds(given.model, {"own": given.own, "chunkattn": given.ours}, given.tokens)
+        rounds = vllm_rounds({"own": given.own, "chunkattn": given.ours}, given.tokens)
     elif given.library == "batching":
-        rounds = batching_rounds(load(given.model), given.tokens, given.requests)
+        rounds = batching_rounds(load(given.model), given.tokens, given.requests, given.budget)
     else:
         rounds = transformers_rounds(load(given.model), given.tokens)
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -156,7 +172,7 @@ def main() -> None:
     own, ours = taken["own"], taken["chunkattn"]
     facts = {name: getattr(given, name) for name in ("library", "prompt", "tokens", "threads")}
     if given.library == "batching":
-        facts["requests"] = given.requests
+        facts |= {"requests": given.requests, "budget": given.budget}
     result = {
         **facts,
         "started": started,
