@@ -3,7 +3,7 @@
 ==================== =========================== ====================================================
 variable             values                      meaning
 ==================== =========================== ====================================================
-CHUNKATTN_DEBUG      0, 1                        check lengths and page tables on GPUs too (a host sync);
+CHUNKATTN_DEBUG      0, 1                        check lengths, page tables and scales on GPUs too (a host sync);
                                                  on the CPU they are always checked
 CHUNKATTN_BACKEND    a backend's name            use this backend where a call names none
 CHUNKATTN_ISA        avx512bf16, avx512, avx2,   instruction set of the cpu backend, instead of the

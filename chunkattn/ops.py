@@ -46,9 +46,7 @@ def _attention(*values: Any) -> None:
     backend = choose.backend(spec, args.backend)
     if SETTINGS.debug:
         contents.check_attention(args)
-        contents.check_factors(
-            alibi_slopes=args.alibi_slopes, sinks=args.sinks, k_scale=args.k_scale, v_scale=args.v_scale
-        )
+        contents.check_factors(alibi_slopes=args.alibi_slopes, sinks=args.sinks)
     backend.attention(args)
 
 
@@ -66,7 +64,6 @@ def _append_kv(*values: Any) -> None:
     backend = choose.backend(spec, args.backend)
     if SETTINGS.debug:
         contents.check_append(args)
-        contents.check_factors(k_scale=args.k_scale, v_scale=args.v_scale)
     backend.append_kv(args)
 
 

@@ -38,15 +38,16 @@ def append_kv(
             written.
         slot_mapping: int32 or int64 [≤ T], ``page * P + slot`` of each token, -1 = skip; replaces the derived
             slots. Tokens past its end are not written; a token that is not written is not rotated either.
-        k_scale, v_scale: fp32. [] and [Hkv] are read: stored = round(clamp(x / scale)), to nearest even. [N, P,
-            Hkv] is written: every token and head gets scale = max|x| / largest stored value (dynamic
+        k_scale, v_scale: fp32. [] and [Hkv], finite and above 0, are read: stored = round(clamp(x / scale)), to nearest
+            even. [N, P, Hkv] is written: every token and head gets scale = max|x| / largest stored value (dynamic
             quantisation). None is scale 1.
         rope: rotates k before it is stored, and q in place.
         q: [T, Hq, D] rotated in place; needs `rope`.
         backend: as in `attention`.
 
     Raises:
-        ValueError, TypeError: as `attention`; nothing has been written. On the CPU also a slot outside the pool.
+        ValueError, TypeError: as `attention`; nothing has been written. On the CPU also a slot outside the pool
+            or a scale that is none.
 
     Example:
         See `attention`.

@@ -64,9 +64,10 @@ def attention(
             32·w + j of its own request (new token j is at position ``seq_len - q_len + j``). Applied besides
             causal and window; history stays visible.
         k_scale, v_scale: fp32 [], [Hkv] or [N, P, Hkv]: stored value times scale is the true value. Quantised
-            caches only. Entries of slopes, sinks and scales are not looked at: a NaN or infinite one makes the rows of
-            its head NaN or infinite, and no others (a sink of -inf is no sink). ``CHUNKATTN_DEBUG=1`` refuses it,
-            except among the scales of single slots, where those of dead ones may hold anything.
+            caches only. A scale is a finite number above 0 (looked at on the CPU, elsewhere with ``CHUNKATTN_DEBUG=1``;
+            those of single slots are not, since those of dead ones may hold anything). Slopes and sinks
+            are looked at in debug mode only: a NaN or infinite one makes the rows of its head NaN or infinite, and no
+            others (a sink of -inf is no sink).
         return_lse: also return the log-sum-exp of every row.
         out: [T, Hq, Dv] of q's dtype to write into, any strides with the last dim contiguous; None allocates. Like lse
             and workspace it must share no element with another argument, q included (views of one storage that lie
@@ -74,7 +75,7 @@ def attention(
         lse: fp32 [T, Hq] to write into (natural log), any strides; None allocates if `return_lse`.
         invariant: every token's row is bit-identical whatever its neighbours in the batch, their order, the
             padding, and however the prompt was cut into chunks.
-        num_splits: KV splits of every request; None = planned.
+        num_splits: KV splits of every request, at most 1024; None or 0 = planned.
         plan: from `plan` for the same lengths and options; None plans inside the call.
         workspace: uint8 [bytes] for partial states, at least ``plan.workspace_bytes``; None lets the backend use
             its own.

@@ -1,4 +1,4 @@
-"""Checks of what index tensors hold, and the positions they stand for. They read tensors on the host.
+"""Checks of what index tensors, scales and factors hold, and the positions they stand for; they read on the host.
 
 Errors name the request and the column, as the native core's do.
 """
@@ -14,30 +14,47 @@ from chunkattn.args import AppendArgs, AttentionArgs
 
 
 def check_attention(a: AttentionArgs) -> tuple[list[int], list[int]]:
-    """Everything that attention reads from index tensors; returns the lengths (cu_seqlens_q, seq_lens)."""
+    """What attention reads from index tensors and scales; returns the lengths (cu_seqlens_q, seq_lens)."""
     starts, lens = check_lengths(a.cu_seqlens_q, a.seq_lens, a.q.shape[0])
     check_pages(a.block_table, starts, lens, a.k_cache.shape[0], a.k_cache.shape[1], a.window_left)
     if a.tree_mask is not None:
         check_tree(a.tree_mask, starts)
+    check_scales(k_scale=a.k_scale, v_scale=a.v_scale)
     return starts, lens
 
 
 def check_append(a: AppendArgs) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Everything that append_kv reads from index tensors; returns (token, slot) and (token, rope position) pairs."""
-    starts, lens = check_lengths(a.cu_seqlens_q, a.seq_lens, a.k.shape[0])
+    """What append_kv reads from index tensors and scales; returns (token, slot) and (token, rope position) pairs."""
+    starts, lens = check_lengths(a.cu_seqlens_q, a.seq_lens, a.k.shape[0], "k")
+    check_scales(k_scale=a.k_scale, v_scale=a.v_scale)
     written = slots(a.slot_mapping, a.block_table, starts, lens, a.k_cache.shape[0], a.k_cache.shape[1])
     return written, [] if a.rope_cos is None else rope_positions(a, starts, lens, written)
 
 
+def check_scales(**named: Tensor | None) -> None:
+    """Scales of a tensor or of heads must be numbers above 0. Those of single tokens are not looked at: those of dead
+    slots may hold anything.
+
+    Raises:
+        ValueError: naming the first wrong entry.
+    """
+    for arg, scale in named.items():
+        if scale is None or scale.dim() == 3:
+            continue
+        for head, value in enumerate(scale.reshape(-1).tolist()):
+            if not 0 < value < math.inf:
+                where = f" for head {head}" if scale.dim() else ""
+                raise ValueError(f"{arg}: expected finite numbers above 0, got {value:g}{where}")
+
+
 def check_factors(**named: Tensor | None) -> None:
-    """Slopes, sinks and scales must hold numbers; sinks also -inf, which is no sink. Scales of single tokens are not
-    looked at: those of dead slots may hold anything.
+    """Slopes and sinks must hold numbers; sinks also -inf, which is no sink.
 
     Raises:
         ValueError: naming the first wrong entry.
     """
     for arg, tensor in named.items():
-        if tensor is None or tensor.dim() == 3:
+        if tensor is None:
             continue
         right = tensor.isfinite()
         if arg == "sinks":
@@ -53,8 +70,10 @@ def page_ids(count: int, noun: str = "page id") -> str:
     return f"a {noun} from 0 to {count - 1}" if count else f"no {noun}, since the pool has no pages"
 
 
-def check_lengths(cu_seqlens_q: Tensor, seq_lens: Tensor, num_tokens: int | None = None) -> tuple[list[int], list[int]]:
-    """The lengths as lists.
+def check_lengths(
+    cu_seqlens_q: Tensor, seq_lens: Tensor, num_tokens: int | None = None, tokens: str = "q"
+) -> tuple[list[int], list[int]]:
+    """The lengths as lists; the tokens are those of the argument `tokens`.
 
     Raises:
         ValueError: prefix sums that do not start at 0, fall, or exceed the tokens; a negative KV length.
@@ -66,7 +85,7 @@ def check_lengths(cu_seqlens_q: Tensor, seq_lens: Tensor, num_tokens: int | None
         if end < begin:
             raise ValueError(f"cu_seqlens_q: expected rising prefix sums, got {begin} then {end} for request {request}")
     if num_tokens is not None and starts[-1] > num_tokens:
-        raise ValueError(f"cu_seqlens_q: expected at most {num_tokens} tokens (T of q), got {starts[-1]}")
+        raise ValueError(f"cu_seqlens_q: expected at most {num_tokens} tokens (T of {tokens}), got {starts[-1]}")
     for request, kv_len in enumerate(lens):
         if kv_len < 0:
             raise ValueError(f"seq_lens: expected lengths >= 0, got {kv_len} for request {request}")

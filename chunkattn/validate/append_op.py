@@ -21,15 +21,13 @@ def append_kv(a: AppendArgs) -> AttentionSpec:
         bad_shape("v", v, f"[T, Hkv, Dv] with the first two of k {list(k.shape[:2])}")
     if k.dtype not in DTYPES:
         bad_dtype("k", k, "bfloat16, float16 or float32")
+    pools(a.k_cache, a.v_cache, "k", k)
     if v.dtype != k.dtype:
         bad_dtype("v", v, f"{k.dtype}, the dtype of k")
     device = k.device
     on_device("v", v, device)
     contiguous_last("k", k)
     contiguous_last("v", v)
-    if k.dtype != a.k_cache.dtype and a.k_cache.dtype in DTYPES:
-        bad_dtype("k", k, f"{a.k_cache.dtype}, the dtype of k_cache")
-    pools(a.k_cache, a.v_cache, k.dtype)
     written(k_cache=a.k_cache, v_cache=a.v_cache, q=a.q)
     on_device("k_cache", a.k_cache, device)
     on_device("v_cache", a.v_cache, device)

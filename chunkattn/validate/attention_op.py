@@ -32,7 +32,7 @@ def attention(a: AttentionArgs) -> AttentionSpec:
         bad_dtype("q", q, "bfloat16, float16 or float32")
     no_gradients(("q", q), ("k_cache", k_cache), ("v_cache", a.v_cache), ("out", out), ("lse", a.lse))
     written(out=out, lse=a.lse)
-    pools(k_cache, a.v_cache, dtype)
+    pools(k_cache, a.v_cache, "q", q)
     on_device("k_cache", k_cache, device)
     on_device("v_cache", a.v_cache, device)
     num_tokens, num_q_heads, head_dim = q.shape

@@ -48,11 +48,11 @@ def window_counts(left: int, right: int) -> None:
 
 
 def num_splits(value: int | None, invariant: bool) -> int:
-    """None or 0 is planned; a fixed count contradicts invariant mode."""
+    """The same rule for every function and operator: None or 0 is planned; a fixed count contradicts invariant mode."""
     if value is None:
         return 0
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SPLITS:
-        bad("num_splits", f"None or an integer from 1 to {MAX_SPLITS}", repr(value))
+        bad("num_splits", f"None or 0 (planned), or an integer up to {MAX_SPLITS}", repr(value))
     if value and invariant:
         bad("num_splits", "None with invariant=True, whose split boundaries are fixed", value)
     return value

@@ -5,17 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from chunkattn.types import KV_DTYPES_QUANTISED, MAX_HEAD_DIM
+from chunkattn.types import DTYPES, KV_DTYPES_QUANTISED, MAX_HEAD_DIM
 from chunkattn.validate.sentences import bad, bad_dtype, bad_shape
 from chunkattn.validate.tensor import FP32, contiguous_last, on_device
 
 
-def pools(k_cache: Tensor, v_cache: Tensor, dtype: torch.dtype) -> None:
+def pools(k_cache: Tensor, v_cache: Tensor, arg: str, tensor: Tensor) -> None:
+    """Checks K and V caches that serve `tensor`, the query or the new key by name."""
+    dtype = tensor.dtype
     if k_cache.dim() != 4:
         bad_shape("k_cache", k_cache, "[N, P, Hkv, D]")
     if v_cache.dim() != 4 or v_cache.shape[:3] != k_cache.shape[:3]:
         bad_shape("v_cache", v_cache, f"[N, P, Hkv, Dv] with the first three of k_cache {list(k_cache.shape[:3])}")
     if k_cache.dtype != dtype and k_cache.dtype not in KV_DTYPES_QUANTISED:
+        if k_cache.dtype in DTYPES and k_cache.dtype == v_cache.dtype:  # two against one
+            bad_dtype(arg, tensor, f"{k_cache.dtype}, the dtype of k_cache")
         bad_dtype("k_cache", k_cache, f"{dtype}, float8_e4m3fn, float8_e5m2 or int8")
     if v_cache.dtype != k_cache.dtype:
         bad_dtype("v_cache", v_cache, f"{k_cache.dtype}, the dtype of k_cache")

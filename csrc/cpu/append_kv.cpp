@@ -150,7 +150,9 @@ void append_token(const AppendParams& p, const Token& token, int64_t t) {
 }  // namespace
 
 void append_kv(const AppendParams& p, int num_threads) {
-  check_lengths(p.batch, p.num_tokens);
+  check_lengths(p.batch, p.num_tokens, "k");
+  check_scale("k_scale", p.k_pool.scale, p.num_kv_heads);
+  check_scale("v_scale", p.v_pool.scale, p.num_kv_heads);
   static thread_local std::vector<Token> tokens;
   // Tokens past the last request and past slot_mapping are not looked at, however many there are.
   const int64_t last = p.batch.cu_seqlens_q[p.batch.num_requests];

@@ -1,6 +1,8 @@
 #include "checks.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdio>
 #include <stdexcept>
 
 #include "settings.h"
@@ -31,7 +33,7 @@ std::string pool_ids(int64_t count, const std::string& noun) {
   return count > 0 ? "a " + noun + " from 0 to " + str(count - 1) : "no " + noun + ", since the pool has no pages";
 }
 
-void check_lengths(const BatchView& batch, int64_t num_tokens) {
+void check_lengths(const BatchView& batch, int64_t num_tokens, const char* tokens) {
   const int32_t* cu = batch.cu_seqlens_q;
   if (cu[0] != 0) refuse("cu_seqlens_q: expected 0 first, got " + str(cu[0]));
   for (int64_t i = 0; i < batch.num_requests; ++i) {
@@ -43,7 +45,7 @@ void check_lengths(const BatchView& batch, int64_t num_tokens) {
   }
   const int64_t last = cu[batch.num_requests];
   if (last > num_tokens)
-    refuse("cu_seqlens_q: expected at most " + str(num_tokens) + " tokens (T of q), got " + str(last));
+    refuse("cu_seqlens_q: expected at most " + str(num_tokens) + " tokens (T of " + tokens + "), got " + str(last));
 }
 
 void check_pages(const BatchView& batch, int64_t num_pages, int64_t page_size, int64_t window_left) {
@@ -74,8 +76,22 @@ void check_appended(const BatchView& batch) {
   }
 }
 
+void check_scale(const char* arg, const KvScale& scale, int64_t num_heads) {
+  const bool one = scale.mode == ScaleMode::kPerTensor;
+  if (!one && scale.mode != ScaleMode::kPerHead) return;
+  for (int64_t head = 0; head < (one ? 1 : num_heads); ++head) {
+    const float value = scale.data[head * scale.stride_head];
+    if (value > 0 && std::isfinite(value)) continue;
+    char text[32];
+    std::snprintf(text, sizeof text, "%g", value);
+    refuse(std::string(arg) + ": expected finite numbers above 0, got " + text + (one ? "" : " for head " + str(head)));
+  }
+}
+
 void check_batch(const AttentionParams& p) {
   check_lengths(p.batch, p.num_tokens);
+  check_scale("k_scale", p.k.scale, p.num_kv_heads);
+  check_scale("v_scale", p.v.scale, p.num_kv_heads);
   check_pages(p.batch, p.num_pages, p.page_size, p.window_left);
   if (p.tree_mask) check_tree(p.batch, p.tree_words);
 }

@@ -1,4 +1,4 @@
-"""Slopes, sinks and scales that hold no numbers: what becomes of the rows, and what debug mode says."""
+"""Slopes and sinks that hold no numbers: what becomes of the rows, and what debug mode says. Scales that are none."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ CASE = AttentionCase("factors", (3, 1, 40), (40, 17, 300), num_q_heads=4, num_kv
 KINDS = {
     "alibi_slopes": CASE.but(alibi="head"),
     "sinks": CASE.but(sinks=True),
-    "k_scale": CASE.but(kv_dtype=torch.int8, scale_mode="head"),
-    "v_scale": CASE.but(kv_dtype=torch.int8, scale_mode="head"),
 }
 
 
@@ -78,13 +76,33 @@ def test_debug_mode_refuses(arg, value, backend, debug):
     assert (out == 7.0).all()
 
 
-def test_debug_mode_refuses_scales_of_append_kv(backend, debug):
-    inputs = build(KINDS["k_scale"])
+NO_SCALES = [math.nan, math.inf, -math.inf, 0.0, -0.0, -1.5]
+GRANULARITIES = [((), ""), ((2,), " for head 1")]
+
+
+@pytest.mark.parametrize("value", NO_SCALES)
+@pytest.mark.parametrize(("shape", "where"), GRANULARITIES, ids=["tensor", "head"])
+@pytest.mark.parametrize("arg", ["k_scale", "v_scale"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=["int8", "e4m3"])
+def test_what_is_no_scale_is_refused(arg, shape, where, value, dtype, backend):
+    """A zero or negative scale gives wrong numbers, and none that look wrong; so it is refused and nothing written."""
+    inputs = build(CASE.but(kv_dtype=dtype, scale_mode="head"), poison="zero")
+    scales = {"k_scale": torch.full(shape, 0.5), "v_scale": torch.full(shape, 0.5)}
     k = torch.ones(44, 2, 64).bfloat16()
     batch = (k, k, inputs.k_cache, inputs.v_cache, *inputs.batch()[3:])
-    bad = torch.tensor([1.0, math.nan])
-    with pytest.raises(ValueError, match=r"^v_scale: expected numbers, got nan at \[1\]"):
-        chunkattn.append_kv(*batch, k_scale=torch.ones(2), v_scale=bad, backend=backend)
+    chunkattn.append_kv(*batch, **scales, backend=backend)  # good calls, remembered or not
+    chunkattn.attention(*inputs.batch(), **scales, backend=backend)
+    scales[arg].view(-1)[-1] = value
+    before = inputs.k_cache.clone(), inputs.v_cache.clone()
+    out = torch.full_like(inputs.q, 7.0)
+    message = rf"^{arg}: expected finite numbers above 0, got {value:g}{where}$"
+    with pytest.raises(ValueError, match=message):
+        chunkattn.append_kv(*batch, **scales, backend=backend)
+    with pytest.raises(ValueError, match=message):
+        chunkattn.attention(*inputs.batch(), **scales, out=out, backend=backend)
+    assert (out == 7.0).all()
+    assert torch.equal(inputs.k_cache.view(torch.int8), before[0].view(torch.int8))
+    assert torch.equal(inputs.v_cache.view(torch.int8), before[1].view(torch.int8))
 
 
 def test_debug_mode_lets_dead_scales_be(backend, debug):

@@ -34,6 +34,8 @@ ATTENTION: dict[str, tuple] = {
     "q rank 2": (lambda a: {"q": a["q"][0]}, V, "q: expected"),
     "q rank 4": (lambda a: {"q": a["q"][None]}, V, "q: expected"),
     "q int": (lambda a: {"q": a["q"].int()}, T, "q: expected bfloat16, float16 or float32, got torch.int32"),
+    "q float32": (lambda a: {"q": a["q"].float()}, T,
+                  "^q: expected torch.bfloat16, the dtype of k_cache, got torch.float32"),
     "q float64": (lambda a: {"q": a["q"].double()}, T, "q: expected .* got torch.float64"),
     "q strided": (lambda a: {"q": torch.empty(4, 4, 128).bfloat16()[..., ::2]}, V, "q: expected .*stride"),
     "q other head dim": (lambda a: {"q": a["q"][..., :56]}, V, "q: expected .*64"),
@@ -42,7 +44,7 @@ ATTENTION: dict[str, tuple] = {
     "q on meta": (lambda a: {"q": a["q"].to("meta")}, V, "expected a tensor on"),
     "q needs gradient": (lambda a: {"q": a["q"].clone().requires_grad_()}, V, "q: expected .*gradient"),
     "k rank 3": (lambda a: {"k_cache": a["k_cache"][0]}, V, "k_cache: expected"),
-    "k float32": (lambda a: {"k_cache": a["k_cache"].float()}, T, "k_cache: expected"),
+    "k float32": (lambda a: {"k_cache": a["k_cache"].float()}, T, "^k_cache: expected torch.bfloat16, float8_e4m3fn"),
     "k strided": (lambda a: {"k_cache": a["k_cache"].transpose(2, 3)}, V, "(k_cache|v_cache|q): expected"),
     "k head dim 60": (
         lambda a: {"k_cache": a["k_cache"][..., :60], "q": a["q"][..., :60]}, V, "multiple of 8.*got 60"
@@ -66,7 +68,8 @@ ATTENTION: dict[str, tuple] = {
     "cu empty": (lambda a: {"cu_seqlens_q": torch.zeros(0, dtype=I32)}, V, "cu_seqlens_q: expected"),
     "cu not from 0": (lambda a: {"cu_seqlens_q": torch.tensor([1, 3, 4], dtype=I32)}, V, "cu_seqlens_q: expected"),
     "cu falling": (lambda a: {"cu_seqlens_q": torch.tensor([0, 3, 1], dtype=I32)}, V, "cu_seqlens_q: expected"),
-    "cu beyond T": (lambda a: {"cu_seqlens_q": torch.tensor([0, 3, 5], dtype=I32)}, V, "cu_seqlens_q: expected"),
+    "cu beyond T": (lambda a: {"cu_seqlens_q": torch.tensor([0, 3, 5], dtype=I32)}, V,
+                    r"cu_seqlens_q: expected at most 4 tokens \(T of q\), got 5"),
     "cu negative": (lambda a: {"cu_seqlens_q": torch.tensor([0, -1, 4], dtype=I32)}, V, "cu_seqlens_q: expected"),
     "cu huge": (lambda a: {"cu_seqlens_q": torch.tensor([0, 2**31 - 1, 4], dtype=I32)}, V, "cu_seqlens_q"),
     "lens int64": (lambda a: {"seq_lens": a["seq_lens"].long()}, T, "seq_lens: expected torch.int32"),
@@ -111,7 +114,8 @@ ATTENTION: dict[str, tuple] = {
     "softcap negative": (lambda a: {"softcap": -1.0}, V, "softcap: expected"),
     "softcap NaN": (lambda a: {"softcap": math.nan}, V, "softcap: expected"),
     "scale infinite": (lambda a: {"softmax_scale": math.inf}, V, "softmax_scale: expected"),
-    "splits negative": (lambda a: {"num_splits": -1}, V, "num_splits: expected"),
+    "splits negative": (lambda a: {"num_splits": -1}, V,
+                        r"num_splits: expected None or 0 \(planned\), or an integer up to 1024, got -1"),
     "splits a flag": (lambda a: {"num_splits": True}, V, "num_splits: expected .*got True"),
     "splits huge": (lambda a: {"num_splits": 2**40}, V, "num_splits: expected"),
     "splits and invariant": (lambda a: {"num_splits": 2, "invariant": True}, V, "num_splits: expected"),
@@ -174,6 +178,10 @@ APPEND: dict[str, tuple] = {
         lambda a: {"k": a["k"].float(), "v": a["v"].float()}, T,
         "^k: expected torch.bfloat16, the dtype of k_cache, got torch.float32",
     ),
+    "k other dtype": (lambda a: {"k": a["k"].float()}, T,
+                      "^k: expected torch.bfloat16, the dtype of k_cache, got torch.float32"),
+    "k_cache other dtype": (lambda a: {"k_cache": a["k_cache"].half()}, T, "^k_cache: expected torch.bfloat16, float8"),
+    "v_cache other dtype": (lambda a: {"v_cache": a["v_cache"].half()}, T, "^v_cache: expected torch.bfloat16, the"),
     "cache int32": (lambda a: {n: a[n].int() for n in ("k_cache", "v_cache")}, T, "^k_cache: expected .*torch.int32"),
     "pool without pages": (lambda a: {n: a[n][:0] for n in ("k_cache", "v_cache")}, V,
                            "block_table: expected no page id, since the pool has no pages, got"),
@@ -199,7 +207,8 @@ APPEND: dict[str, tuple] = {
     "table int64": (lambda a: {"block_table": a["block_table"].long()}, T, "block_table: expected torch.int32"),
     "shorter than its chunk": (lambda a: {"seq_lens": torch.tensor([2, 17], dtype=I32)}, V, "seq_lens: expected"),
     "lens negative": (lambda a: {"seq_lens": torch.tensor([40, -3], dtype=I32)}, V, "seq_lens: expected"),
-    "cu beyond T": (lambda a: {"cu_seqlens_q": torch.tensor([0, 3, 9], dtype=I32)}, V, "cu_seqlens_q: expected"),
+    "cu beyond T": (lambda a: {"cu_seqlens_q": torch.tensor([0, 3, 9], dtype=I32)}, V,
+                    r"cu_seqlens_q: expected at most 4 tokens \(T of k\), got 9"),
     "page outside": (lambda a: {"block_table": a["block_table"] * 0 + 99}, V, "block_table: expected .*got 99"),
     "slots float": (lambda a: {"slot_mapping": torch.zeros(4)}, T, "slot_mapping: expected"),
     "slots rank 2": (lambda a: {"slot_mapping": torch.zeros(2, 2).int()}, V, "slot_mapping: expected"),
@@ -292,7 +301,8 @@ PLAN: dict[str, tuple] = {
     "cu too long": ({"cu_seqlens_q": torch.zeros(3).int()}, V, "cu_seqlens_q: expected"),
     "falling": ({"cu_seqlens_q": torch.tensor([0, -3]).int()}, V, "cu_seqlens_q: expected"),
     "negative": ({"seq_lens": torch.tensor([-3]).int()}, V, "seq_lens: expected"),
-    "splits": ({"num_splits": -3}, V, "num_splits: expected"),
+    "splits": ({"num_splits": -3}, V, r"num_splits: expected None or 0 \(planned\), or an integer up to 1024, got -3"),
+    "splits huge": ({"num_splits": 1025}, V, "num_splits: expected .* up to 1024, got 1025"),
 }
 
 
@@ -302,6 +312,22 @@ def test_plan_refuses(name, backend):
     arguments = {"cu_seqlens_q": torch.tensor([0, 1]).int(), "seq_lens": torch.tensor([7]).int(), **PLAN_FACTS}
     with pytest.raises(error, match=message):
         chunkattn.plan(**{"backend": backend, **arguments, **change})
+
+
+def test_no_splits_is_planned_everywhere(backend):
+    inputs = build(CASE)
+    lengths = inputs.cu_seqlens_q, inputs.seq_lens
+    made = [
+        chunkattn.plan(*lengths, **{**PLAN_FACTS, "dtype": CASE.dtype}, num_splits=splits, backend=backend)
+        for splits in (None, 0)
+    ]
+    assert torch.equal(made[0].words, made[1].words)
+    outs = [
+        chunkattn.attention(*inputs.batch(), num_splits=splits, plan=plan, backend=backend)
+        for splits in (None, 0)
+        for plan in (None, *made)
+    ]
+    assert all(torch.equal(out, outs[0]) for out in outs)
 
 
 def test_a_plan_of_another_backend_is_refused(backend):
