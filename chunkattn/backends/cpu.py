@@ -92,8 +92,10 @@ def _install_measured(core: ModuleType) -> None:
             values = core.check_settings(dict(found.entry.values))
             dtypes = getattr(torch, dtype), getattr(torch, kv_dtype or dtype)
             problem = int(threads), dtypes[0], key.head_dim, key.value_dim, key.group
-            rows.append((*problem, dtypes[1], int(key.page_class), key.mix_class, values))
-        except (ValueError, AttributeError) as error:
+            row = (*problem, dtypes[1], int(key.page_class), key.mix_class, values)
+            core.install_settings([row])  # alone first: one that cannot be must not cost the others
+            rows.append(row)
+        except (ValueError, TypeError, AttributeError, RuntimeError) as error:
             warnings.warn(f"a measured setting of the cpu backend is not used: {error}", stacklevel=2)
     core.install_settings(rows)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import glob
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -33,6 +32,8 @@ FILE_NAME = "tuning.json"
 OFF = "off"  # in CHUNKATTN_TUNING: no measured settings in this process
 _LOCK_SECONDS = 10.0
 _SCRATCH = ".new"
+_MOST = (1 << 31) - 1
+_LONGEST = 1e12  # seconds, and any ratio
 
 Values = Mapping[str, int]
 
@@ -243,8 +244,15 @@ def _parse(row: Any) -> tuple[TuningKey, TuningEntry] | None:
         return None
     if any(type(key[name]) is not kind for name, kind in _KEY_TYPES.items()):
         return None
+    if not all(_is_count(value) for value in key.values() if type(value) is int):
+        return None
     entry = TuningEntry(values, row["gain"], row["spread"], row["measured"])
     return None if _problem(entry) else (TuningKey(**key), entry)
+
+
+def _is_count(value: object) -> bool:
+    """Whether a backend can take it for a number of something."""
+    return type(value) is int and 0 <= value <= _MOST
 
 
 def _problem(entry: TuningEntry) -> str:
@@ -252,12 +260,12 @@ def _problem(entry: TuningEntry) -> str:
     values = entry.values
     if not isinstance(values, Mapping) or not values:
         return "values by name"
-    if any(type(name) is not str or type(value) is not int or value < 0 for name, value in values.items()):
-        return "values of integers of at least 0"
+    if any(type(name) is not str or not _is_count(value) for name, value in values.items()):
+        return f"values of integers from 0 to {_MOST}"
     for name, least in (("gain", 1.0), ("spread", 0.0), ("measured", 0.0)):
         number = getattr(entry, name)
-        if type(number) not in (int, float) or not math.isfinite(number) or number < least:
-            return f"a {name} of at least {least:g}"
+        if type(number) not in (int, float) or not least <= number <= _LONGEST:
+            return f"a {name} from {least:g} to {_LONGEST:g}"
     return ""
 
 

@@ -204,6 +204,32 @@ def test_settings_that_cannot_be_are_left_out_with_a_warning(tmp_path: Path) -> 
     assert planned(path, q_lens="[3]").startswith("9")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mix_class": "no such class"},
+        {"page_class": "9" * 30},
+        {"page_class": "sixteen"},
+        {"dtype": "Tensor"},
+        {"dtype": "bfloat16/__name__"},
+        {"device": "9" * 30},
+    ],
+    ids=str,
+)
+def test_a_key_that_cannot_be_costs_nobody_else(tmp_path: Path, change: dict[str, str]) -> None:
+    path = tmp_path / "t.json"
+    decode, prefill = (cpu.tuning_key(SPEC, mix) for mix in ("decode-small", "prefill-small"))
+    if "device" in change:
+        before, _, unit = decode.device.rpartition(" ")
+        change = {"device": f"{before.rpartition(' ')[0]} {change['device']} {unit}"}
+    entry = TuningEntry({"items_per_worker": 9}, 1.2, 0.01, 1.0)
+    TuningTable(path).save({decode._replace(**change): entry, prefill: entry})  # type: ignore[arg-type]
+    shown = planned(path)
+    assert shown.startswith("4")
+    assert "a measured setting of the cpu backend is not used: " in shown
+    assert planned(path, q_lens="[3]").startswith("9")
+
+
 def test_a_damaged_table_serves_all_the_same(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text("{")
