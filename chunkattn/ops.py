@@ -7,7 +7,7 @@ Defined with ``Library.define/impl`` and not the ``custom_op`` decorator, which 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,10 @@ from chunkattn import validate
 from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs
 from chunkattn.env import SETTINGS
 from chunkattn.planning import choose, contents
+from chunkattn.types import AttentionSpec
 from chunkattn.validate import overlap
+
+_Args = TypeVar("_Args", bound=NamedTuple)
 
 _LIBRARY = torch.library.Library("chunkattn", "DEF")
 
@@ -39,9 +42,18 @@ _SCHEMAS = (
 )
 
 
+def _facts(check: Callable[[_Args], AttentionSpec], args: _Args) -> AttentionSpec:
+    """What `check` finds. The dispatcher lets None pass for a tensor; that is named as any other stranger is."""
+    try:
+        return check(args)
+    except AttributeError:
+        validate.argument_types(args)
+        raise
+
+
 def _attention(*values: Any) -> None:
     args = AttentionArgs._make(values)
-    spec = validate.attention(args)
+    spec = _facts(validate.attention, args)
     overlap.attention(args)
     backend = choose.backend(spec, args.backend)
     if SETTINGS.debug:
@@ -59,7 +71,7 @@ def _attention_cpu(*values: Any) -> None:
 
 def _append_kv(*values: Any) -> None:
     args = AppendArgs._make(values)
-    spec = validate.append_kv(args)
+    spec = _facts(validate.append_kv, args)
     overlap.append_kv(args)
     backend = choose.backend(spec, args.backend)
     if SETTINGS.debug:
@@ -75,14 +87,14 @@ def _append_kv_cpu(*values: Any) -> None:
 
 def _merge_states(*values: Any) -> None:
     args = MergeArgs._make(values)
-    spec = validate.merge_states(args)
+    spec = _facts(validate.merge_states, args)
     overlap.merge_states(args)
     choose.backend(spec, args.backend).merge_states(args)
 
 
 def _plan(*values: Any) -> None:
     args = PlanArgs._make(values)
-    spec = validate.plan(args)
+    spec = _facts(validate.plan, args)
     overlap.plan(args)
     choose.backend(spec, args.backend).plan(args)
 

@@ -12,6 +12,10 @@ from chunkattn.types import AttentionSpec
 def supports(spec: AttentionSpec, *, backend: str | None = None) -> Support:
     """Whether a problem can be served, here and now, by the named backend or by any.
 
+    Raises:
+        TypeError: facts or a name of the wrong type.
+        ValueError: no backend has that name.
+
     Example:
         >>> import torch, chunkattn
         >>> spec = chunkattn.AttentionSpec("cpu", torch.bfloat16, torch.bfloat16, 32, 8, 128, 128, 16)
@@ -21,6 +25,7 @@ def supports(spec: AttentionSpec, *, backend: str | None = None) -> Support:
     reasons = validate.refusals(spec)
     if reasons:
         return Support(reasons)
+    validate.backend_name(backend)
     try:
         choose.backend(spec, backend)
     except UnsupportedError as error:
@@ -75,4 +80,8 @@ def workspace_bytes(
         raise ValueError(reasons[0])
     validate.counts(max_tokens=max_tokens, max_seq_len=max_seq_len)
     splits = validate.num_splits(num_splits, spec.invariant)
-    return choose.backend(spec, backend).workspace_bytes(spec, max_tokens, max_seq_len, splits)
+    validate.backend_name(backend)
+    chosen = choose.backend(spec, backend)
+    return chosen.workspace_bytes(
+        spec, min(max_tokens, validate.MAX_COUNT), min(max_seq_len, validate.MAX_COUNT), splits
+    )

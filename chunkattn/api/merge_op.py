@@ -48,5 +48,9 @@ def merge_states(
     lse = torch.empty_like(lse_a, memory_format=torch.contiguous_format) if lse is None else lse
     validate.tensors(out=out, lse=lse)
     validate.backend_name(backend)
-    ops.merge_states(out_a, lse_a, out_b, lse_b, out, lse, backend)
+    try:
+        ops.merge_states(out_a, lse_a, out_b, lse_b, out, lse, backend)
+    except RuntimeError:
+        validate.dense(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b, out=out, lse=lse)
+        raise
     return out, lse

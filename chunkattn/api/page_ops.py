@@ -22,6 +22,7 @@ def copy_pages(cache: Tensor, source: Tensor, target: Tensor, *, backend: str | 
         [2.0, 1.0, 2.0]
     """
     validate.tensors(cache=cache, source=source, target=target)
+    validate.dense(cache=cache, source=source, target=target)
     validate.backend_name(backend)
     ops.copy_pages(cache, source, target, backend)
 
@@ -67,5 +68,6 @@ def scatter_pages(block: Tensor, cache: Tensor, pages: Tensor, *, backend: str |
         [0.0, 1.0, 0.0]
     """
     validate.tensors(block=block, cache=cache, pages=pages)
+    validate.dense(block=block, cache=cache, pages=pages)
     validate.backend_name(backend)
     ops.scatter_pages(block, cache, pages, backend)

@@ -39,8 +39,8 @@ def plan(
             of the calls that will use the plan; whatever the plan depends on is compared there.
         layout: "NHD" or "HND" pools; decides what a decode item spans. Only speed depends on it.
         max_tokens, max_seq_len: maxima that bound `Plan.workspace_bytes` where the lengths cannot be read without
-            a sync. The cuda backend sizes its workspace by the shapes of the call: there they are T of `q` and M·P of
-            the block table.
+            a sync, or not at all (fake tensors). The cuda backend sizes its workspace by the shapes of the call: there
+            they are T of `q` and M·P of the block table.
 
     Returns:
         A Plan.
@@ -89,5 +89,6 @@ def plan(
     words = torch.empty(chosen.plan_words(seq_lens.shape[0]), dtype=torch.int64, device=seq_lens.device)
     args = args._replace(words=words, backend=choose.name_of(chosen))
     ops.plan(*args)
-    size = chosen.plan_workspace_bytes(args, max_tokens, max_seq_len)
+    maxima = [None if most is None else min(most, validate.MAX_COUNT) for most in (max_tokens, max_seq_len)]
+    size = chosen.plan_workspace_bytes(args, *maxima)
     return Plan(words, args.backend or "", num_q_heads, num_kv_heads, size)

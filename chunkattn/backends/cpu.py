@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
-from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs
+from chunkattn.args import AppendArgs, AttentionArgs, MergeArgs, PlanArgs, plan_spec
 from chunkattn.backends.base import Support
 from chunkattn.backends.device import processor
 from chunkattn.env import SETTINGS
@@ -177,6 +178,10 @@ def workspace_bytes(spec: AttentionSpec, max_tokens: int, max_seq_len: int, num_
 
 
 def plan_workspace_bytes(args: PlanArgs, max_tokens: int | None, max_seq_len: int | None) -> int:
+    if isinstance(args.words, FakeTensor):  # a plan that holds no numbers
+        if max_tokens is None or max_seq_len is None:
+            raise ValueError("max_tokens, max_seq_len: expected numbers, since the lengths are fake tensors, got None")
+        return workspace_bytes(plan_spec(args), max_tokens, max_seq_len, args.num_splits)
     return _partial_bytes(_core().plan_partial_rows(args.words), args.head_dim_v)
 
 

@@ -12,13 +12,23 @@ from chunkattn.types import MAX_HEAD_DIM
 from chunkattn.validate.append_op import append_kv
 from chunkattn.validate.attention_op import attention
 from chunkattn.validate.merge_op import merge_states
-from chunkattn.validate.options import argument_types, backend_name, counts, flags, num_splits, plan_backend, window
+from chunkattn.validate.options import (
+    MAX_COUNT,
+    argument_types,
+    backend_name,
+    counts,
+    flags,
+    num_splits,
+    plan_backend,
+    window,
+)
 from chunkattn.validate.page_ops import copy_pages, gather_pages, pages, scatter_pages
 from chunkattn.validate.plan_op import plan
 from chunkattn.validate.spec import refusals
-from chunkattn.validate.tensor import ranks, tensors
+from chunkattn.validate.tensor import dense, ranks, tensors
 
 __all__ = [
+    "MAX_COUNT",
     "MAX_HEAD_DIM",
     "append_kv",
     "argument_types",
@@ -26,6 +36,7 @@ __all__ = [
     "backend_name",
     "copy_pages",
     "counts",
+    "dense",
     "flags",
     "gather_pages",
     "merge_states",

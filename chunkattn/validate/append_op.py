@@ -53,7 +53,8 @@ def append_kv(a: AppendArgs) -> AttentionSpec:
         if a.rope_cos is None:
             bad("q", "None without rope, since q is only rotated", "a tensor")
     _rope(a, device)
-    no_gradients(("k", k), ("v", v), ("k_cache", a.k_cache), ("v_cache", a.v_cache), ("q", a.q))
+    no_gradients(k=k, v=v, k_cache=a.k_cache, v_cache=a.v_cache, k_scale=a.k_scale, v_scale=a.v_scale, q=a.q)
+    no_gradients(**{"rope.cos": a.rope_cos, "rope.sin": a.rope_sin})
     num_q_heads = a.q.shape[1] if a.q is not None else k.shape[1]
     return AttentionSpec(
         device.type,

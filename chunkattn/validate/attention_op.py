@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -15,6 +13,8 @@ from chunkattn.validate.plan_op import plan_words
 from chunkattn.validate.pool import head_dims, pools, scales
 from chunkattn.validate.sentences import bad, bad_dtype, bad_shape
 from chunkattn.validate.tensor import INT32, contiguous_last, fp32_vector, no_gradients, on_device, written
+
+_FP32 = torch.finfo(torch.float32)
 
 
 def attention(a: AttentionArgs) -> AttentionSpec:
@@ -30,7 +30,17 @@ def attention(a: AttentionArgs) -> AttentionSpec:
     dtype, device = q.dtype, q.device
     if dtype not in DTYPES:
         bad_dtype("q", q, "bfloat16, float16 or float32")
-    no_gradients(("q", q), ("k_cache", k_cache), ("v_cache", a.v_cache), ("out", out), ("lse", a.lse))
+    no_gradients(
+        q=q,
+        k_cache=k_cache,
+        v_cache=a.v_cache,
+        out=out,
+        lse=a.lse,
+        alibi_slopes=a.alibi_slopes,
+        sinks=a.sinks,
+        k_scale=a.k_scale,
+        v_scale=a.v_scale,
+    )
     written(out=out, lse=a.lse)
     pools(k_cache, a.v_cache, "q", q)
     on_device("k_cache", k_cache, device)
@@ -71,12 +81,15 @@ def attention(a: AttentionArgs) -> AttentionSpec:
         granularity = scales(a.k_scale, a.v_scale, k_cache, a.v_cache, device)
     if a.plan is not None:
         plan_words("plan", a.plan, device)
+        if not a.plan.shape[0]:
+            bad_shape("plan", a.plan, "the output of plan()")
     if a.workspace is not None:
         _workspace(a.workspace, device)
-    if not math.isfinite(a.softmax_scale):
-        bad("softmax_scale", "a finite number", a.softmax_scale)
-    if not (a.softcap >= 0.0 and math.isfinite(a.softcap)):
-        bad("softcap", "a finite number >= 0 (0 = off)", a.softcap)
+    # Kernels take both as fp32: what overflows there gives NaN, and a cap that becomes 0 would be none.
+    if not abs(a.softmax_scale) <= _FP32.max:
+        bad("softmax_scale", "a number that fp32 holds", a.softmax_scale)
+    if not (a.softcap == 0.0 or _FP32.tiny <= a.softcap <= _FP32.max):
+        bad("softcap", "0 (off) or a positive number that fp32 holds", a.softcap)
     window_counts(a.window_left, a.window_right)
     num_splits(a.num_splits, a.invariant)
     return attention_spec(a, granularity)

@@ -26,7 +26,7 @@ def merge_states(a: MergeArgs) -> AttentionSpec:
         contiguous_last(arg, state)
     for arg, lse in (("lse_a", a.lse_a), ("lse_b", a.lse_b), ("lse", a.lse)):
         fp32_vector(arg, lse, (tuple(out_a.shape[:2]),), out_a.device)
-    no_gradients(("out_a", out_a), ("out_b", a.out_b), ("out", a.out), ("lse_a", a.lse_a), ("lse_b", a.lse_b))
+    no_gradients(out_a=out_a, out_b=a.out_b, out=a.out, lse_a=a.lse_a, lse_b=a.lse_b, lse=a.lse)
     written(out=a.out, lse=a.lse)
     _, heads, dim = out_a.shape
     return AttentionSpec(out_a.device.type, out_a.dtype, out_a.dtype, heads, heads, dim, dim, 1, op="merge_states")

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from chunkattn.types import Plan
 from chunkattn.validate.sentences import bad
+from chunkattn.validate.tensor import dense
 
 MAX_SPLITS = 1024
-MAX_WINDOW = 2**31 - 1
+MAX_COUNT = MAX_WINDOW = 2**31 - 1
 _TYPE_NAMES = {
     Tensor: "a tensor",
     type(None): "None",
@@ -85,10 +86,17 @@ def plan_backend(plan: object, backend: str | None) -> str:
 
 
 def argument_types(args: NamedTuple) -> None:
-    """Every field of an op's arguments must be of the type that chunkattn.args declares."""
+    """Every field of an op's arguments must be of the type that chunkattn.args declares, and every tensor dense.
+
+    For where the dispatcher has refused a call: its own words run over several lines.
+    """
     for arg, declared in get_type_hints(type(args)).items():
         value = getattr(args, arg)
         kinds = get_args(declared) or (declared,)  # X | None, or X
+        name = arg.replace("rope_", "rope.")
         if not isinstance(value, (*kinds, int) if float in kinds else kinds):
             wanted = " or ".join(_TYPE_NAMES.get(kind, str(kind)) for kind in kinds)
-            raise TypeError(f"{arg.replace('rope_', 'rope.')}: expected {wanted}, got {type(value).__name__}")
+            raise TypeError(f"{name}: expected {wanted}, got {type(value).__name__}")
+        if float in kinds and isinstance(value, int) and value.bit_length() > 1023:
+            bad(name, "a number that fp64 holds", f"an integer of {value.bit_length()} bits")
+        dense(**{name: value})

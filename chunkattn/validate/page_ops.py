@@ -7,7 +7,7 @@ from torch import Tensor
 
 from chunkattn.types import AttentionSpec
 from chunkattn.validate.sentences import bad_dtype, bad_shape
-from chunkattn.validate.tensor import on_device, written
+from chunkattn.validate.tensor import dense, no_gradients, on_device, tensors, written
 
 
 def copy_pages(cache: Tensor, source: Tensor, target: Tensor) -> AttentionSpec:
@@ -16,6 +16,7 @@ def copy_pages(cache: Tensor, source: Tensor, target: Tensor) -> AttentionSpec:
     if target.shape[0] != source.shape[0]:
         bad_shape("target", target, f"[{source.shape[0]}], as many as source")
     written(cache=cache)
+    no_gradients(cache=cache)
     return spec
 
 
@@ -24,6 +25,7 @@ def gather_pages(cache: Tensor, ids: Tensor, out: Tensor) -> AttentionSpec:
     spec = pages(cache, pages=ids)
     _block("out", out, cache, ids.shape[0])
     written(out=out)
+    no_gradients(cache=cache, out=out)
     return spec
 
 
@@ -32,11 +34,14 @@ def scatter_pages(block: Tensor, cache: Tensor, ids: Tensor) -> AttentionSpec:
     spec = pages(cache, pages=ids)
     _block("block", block, cache, ids.shape[0])
     written(cache=cache)
+    no_gradients(block=block, cache=cache)
     return spec
 
 
 def pages(cache: Tensor, **lists: Tensor) -> AttentionSpec:
     """Checks a pool and lists of page ids."""
+    tensors(cache=cache, **lists)
+    dense(cache=cache, **lists)
     if cache.dim() < 2:
         bad_shape("cache", cache, "[N, …], pages first")
     for arg, ids in lists.items():
@@ -49,6 +54,8 @@ def pages(cache: Tensor, **lists: Tensor) -> AttentionSpec:
 
 
 def _block(arg: str, block: Tensor, cache: Tensor, count: int) -> None:
+    tensors(**{arg: block})
+    dense(**{arg: block})
     if block.shape != (count, *cache.shape[1:]):
         bad_shape(arg, block, f"{[count, *cache.shape[1:]]}")
     if block.dtype != cache.dtype:

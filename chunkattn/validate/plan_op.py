@@ -7,7 +7,7 @@ from torch import Tensor
 
 from chunkattn.args import PlanArgs, plan_spec
 from chunkattn.types import DTYPES, MAX_HEAD_DIM, AttentionSpec
-from chunkattn.validate.options import num_splits, window_counts
+from chunkattn.validate.options import MAX_COUNT, num_splits, window_counts
 from chunkattn.validate.sentences import bad, bad_dtype, bad_shape
 from chunkattn.validate.tensor import INT32, on_device
 
@@ -35,6 +35,9 @@ def plan(a: PlanArgs) -> AttentionSpec:
     num_splits(a.num_splits, a.invariant)
     if a.page_size < 1:
         bad("page_size", "at least 1", a.page_size)
+    for arg, count in (("num_q_heads", a.num_q_heads), ("page_size", a.page_size)):
+        if count > MAX_COUNT:
+            bad(arg, f"at most {MAX_COUNT}", count)
     if a.dtype not in DTYPES:
         raise TypeError(f"dtype: expected bfloat16, float16 or float32, got {a.dtype}")
     if a.layout not in ("NHD", "HND"):

@@ -18,9 +18,18 @@ def tensors(**named: object) -> None:
             raise TypeError(f"{arg}: expected a tensor, got {type(value).__name__}")
 
 
+def dense(**named: object) -> None:
+    """What of these is a tensor must be a plain one: elements at strides, not sparse, nested or quantised."""
+    for arg, value in named.items():
+        if isinstance(value, Tensor) and (value.layout != torch.strided or value.is_quantized or value.is_nested):
+            kind = "nested" if value.is_nested else "quantised" if value.is_quantized else str(value.layout)
+            bad(arg, "a dense tensor", f"one that is {kind}")
+
+
 def ranks(**named: tuple[Tensor, int]) -> None:
     """These tensors must have that many dimensions."""
     for arg, (value, rank) in named.items():
+        dense(**{arg: value})
         if value.dim() != rank:
             bad_shape(arg, value, f"{rank} dimensions")
 
@@ -45,11 +54,11 @@ def written(**named: Tensor | None) -> None:
                 bad(arg, "a tensor whose elements lie apart, since it is written", f"stride 0 in a dim of {size}")
 
 
-def no_gradients(*named: tuple[str, Tensor | None]) -> None:
+def no_gradients(**named: Tensor | None) -> None:
     """The operators have no backward pass; a gradient that silently stops here would be worse than an error."""
     if not torch.is_grad_enabled():
         return
-    for arg, tensor in named:
+    for arg, tensor in named.items():
         if tensor is not None and tensor.requires_grad:
             bad(arg, "a tensor that needs no gradient (wrap the call in torch.no_grad())", "one that does")
 

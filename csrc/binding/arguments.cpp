@@ -211,8 +211,9 @@ AttentionCall read_attention(PyObject* args, Signature* signature) {
   p.softcap = static_cast<float>(fields.number());
   p.invariant = fields.boolean();
   call.num_splits = fields.integer();
-  fields.text();                                                  // backend: signed only
-  call.requires_grad = any_requires_grad(args, {0, 1, 2, 6, 7});  // q, k_cache, v_cache, out, lse
+  fields.text();  // backend: signed only
+  call.requires_grad =
+      any_requires_grad(args, {0, 1, 2, 6, 7, 8, 9, 11, 12});  // all that may hold floating-point numbers
   return call;
 }
 
@@ -264,8 +265,8 @@ AppendCall read_append(PyObject* args, Signature* signature) {
     p.rope.positions = positions.as<const int64_t>();
   }
   p.rope.interleaved = fields.boolean();
-  fields.text();                                                   // backend: signed only
-  call.requires_grad = any_requires_grad(args, {0, 1, 2, 3, 10});  // k, v, k_cache, v_cache, q
+  fields.text();                                                                 // backend: signed only
+  call.requires_grad = any_requires_grad(args, {0, 1, 2, 3, 8, 9, 10, 11, 12});  // as above
   p.dtype = k.dtype;
   p.num_pages = k_cache.size[0], p.page_size = k_cache.size[1];
   return call;

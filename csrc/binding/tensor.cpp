@@ -46,6 +46,8 @@ const char* type_name(ElementType type) {
   }
 }
 
+std::string dtype_name(PyObject* tensor) { return py::str(py::handle(tensor).attr("dtype")); }
+
 // Owns one reference.
 class Owned {
  public:
@@ -149,7 +151,7 @@ Tensor read_any_index(const char* arg, py::handle object) {
   if (object.is_none()) return Tensor{};
   const Tensor tensor = read_tensor(arg, object.ptr(), 1);
   if (tensor.type != ElementType::kInt32 && tensor.type != ElementType::kInt64)
-    throw py::type_error(std::string(arg) + ": expected torch.int32 or torch.int64, got another dtype");
+    throw py::type_error(std::string(arg) + ": expected torch.int32 or torch.int64, got " + dtype_name(object.ptr()));
   return tensor;
 }
 
@@ -160,6 +162,8 @@ Tensor read_tensor(const char* arg, PyObject* object, int rank) {
   if (rank >= 0 && tensor.num_dims != rank)
     throw py::value_error(std::string(arg) + ": expected " + std::to_string(rank) + " dimensions, got " +
                           std::to_string(tensor.num_dims));
+  if (!tensor.data && std::find(tensor.size, tensor.size + tensor.num_dims, 0) == tensor.size + tensor.num_dims)
+    throw py::value_error(std::string(arg) + ": expected a tensor that holds numbers, got one without memory");
   tensor.given = true;
   return tensor;
 }
@@ -167,20 +171,22 @@ Tensor read_tensor(const char* arg, PyObject* object, int rank) {
 Tensor read_tensor(const char* arg, PyObject* object, int rank, ElementType type) {
   Tensor tensor = read_tensor(arg, object, rank);
   if (tensor.type != type)
-    throw py::type_error(std::string(arg) + ": expected " + type_name(type) + ", got another dtype");
+    throw py::type_error(std::string(arg) + ": expected " + type_name(type) + ", got " + dtype_name(object));
   return tensor;
 }
 
 DType read_dtype(const char* arg, PyObject* object) {
   for (const KnownDtype& entry : known)
     if (entry.object == object && entry.type == ElementType::kFloat && entry.element_size > 1) return entry.dtype;
-  throw py::type_error(std::string(arg) + ": expected torch.bfloat16, float16 or float32, got another");
+  throw py::type_error(std::string(arg) + ": expected torch.bfloat16, float16 or float32, got " +
+                       std::string(py::str(py::handle(object))));
 }
 
 DType read_kv_dtype(const char* arg, PyObject* object) {
   for (const KnownDtype& entry : known)
     if (entry.object == object && entry.type == ElementType::kFloat) return entry.dtype;
-  throw py::type_error(std::string(arg) + ": expected a dtype that a KV cache can have, got another");
+  throw py::type_error(std::string(arg) + ": expected a dtype that a KV cache can have, got " +
+                       std::string(py::str(py::handle(object))));
 }
 
 Tensor read_optional(const char* arg, PyObject* object, int rank, ElementType type) {

@@ -42,6 +42,9 @@ ATTENTION: dict[str, tuple] = {
     "q 3 heads": (lambda a: {"q": a["q"][:, :3].contiguous()}, V, "q: expected .*multiple of the 2"),
     "q no heads": (lambda a: {"q": a["q"][:, :0]}, V, "q: expected"),
     "q on meta": (lambda a: {"q": a["q"].to("meta")}, V, "expected a tensor on"),
+    "q sparse": (lambda a: {"q": a["q"].to_sparse()}, V, "^q: expected a dense tensor, got .*sparse_coo"),
+    "q nested": (lambda a: {"q": torch.nested.nested_tensor([a["q"], a["q"][:2]])}, V, "^q: .* dense .*nested"),
+    "table sparse": (lambda a: {"block_table": a["block_table"].to_sparse_csr()}, V, "^block_table: .* dense .*sparse"),
     "q needs gradient": (lambda a: {"q": a["q"].clone().requires_grad_()}, V, "q: expected .*gradient"),
     "k rank 3": (lambda a: {"k_cache": a["k_cache"][0]}, V, "k_cache: expected"),
     "k float32": (lambda a: {"k_cache": a["k_cache"].float()}, T, "^k_cache: expected torch.bfloat16, float8_e4m3fn"),
@@ -95,6 +98,9 @@ ATTENTION: dict[str, tuple] = {
     "slopes 3 requests": (lambda a: {"alibi_slopes": torch.zeros(3, 4)}, V, "alibi_slopes: expected"),
     "sinks bfloat16": (lambda a: {"sinks": torch.zeros(4).bfloat16()}, T, "sinks: expected torch.float32"),
     "sinks KV heads": (lambda a: {"sinks": torch.zeros(2)}, V, "sinks: expected"),
+    "sinks need gradient": (lambda a: {"sinks": torch.zeros(4).requires_grad_()}, V, "^sinks: expected .*gradient"),
+    "slopes need gradient": (lambda a: {"alibi_slopes": torch.zeros(4, requires_grad=True)}, V, "^alibi.*gradient"),
+    "scale needs gradient": (lambda a: {**scaled(a), "k_scale": torch.ones(2).requires_grad_()}, V, "^k_.*gradient"),
     "tree bool": (lambda a: {"tree_mask": torch.ones(4, 1).bool()}, T, "tree_mask: expected torch.int32"),
     "tree other T": (lambda a: {"tree_mask": torch.ones(3, 1, dtype=I32)}, V, "tree_mask: expected"),
     "tree without words": (lambda a: {"tree_mask": torch.ones(4, 0, dtype=I32)}, V, "tree_mask: expected"),
@@ -113,6 +119,11 @@ ATTENTION: dict[str, tuple] = {
     "window float": (lambda a: {"window": (1.5, 0)}, V, "window: expected"),
     "softcap negative": (lambda a: {"softcap": -1.0}, V, "softcap: expected"),
     "softcap NaN": (lambda a: {"softcap": math.nan}, V, "softcap: expected"),
+    "softcap infinite": (lambda a: {"softcap": math.inf}, V, r"softcap: expected 0 \(off\) or a positive number"),
+    "softcap beyond fp32": (lambda a: {"softcap": 1e39}, V, "softcap: expected .* that fp32 holds, got 1e.39"),
+    "softcap 0 in fp32": (lambda a: {"softcap": 1e-46}, V, "softcap: expected .* that fp32 holds, got 1e-46"),
+    "softcap beyond fp64": (lambda a: {"softcap": 10**400}, V, "softcap: expected a number that fp64 holds, got"),
+    "scale beyond fp32": (lambda a: {"softmax_scale": -1e39}, V, "softmax_scale: expected .* fp32 holds, got -1e.39"),
     "scale infinite": (lambda a: {"softmax_scale": math.inf}, V, "softmax_scale: expected"),
     "splits negative": (lambda a: {"num_splits": -1}, V,
                         r"num_splits: expected None or 0 \(planned\), or an integer up to 1024, got -1"),
@@ -120,6 +131,9 @@ ATTENTION: dict[str, tuple] = {
     "splits huge": (lambda a: {"num_splits": 2**40}, V, "num_splits: expected"),
     "splits and invariant": (lambda a: {"num_splits": 2, "invariant": True}, V, "num_splits: expected"),
     "plan not a plan": (lambda a: {"plan": torch.zeros(4)}, T, "plan: expected a chunkattn.Plan"),
+    "plan without words": (
+        lambda a: {"plan": chunkattn.Plan(torch.zeros(0).long(), a["backend"], 4, 2, 0)}, V, "plan: expected the output"
+    ),
     "workspace float": (lambda a: {"workspace": torch.zeros(4096)}, T, "workspace: expected torch.uint8"),
     "workspace rank 2": (lambda a: {"workspace": torch.zeros(4, 4).byte()}, V, "workspace: expected"),
     "unknown backend": (lambda a: {"backend": "cudnn"}, V, "backend: expected one of"),
@@ -155,6 +169,20 @@ def test_direct_calls_of_the_op_are_checked_too(backend):
         changed = [wrong if i == index else tensor for i, tensor in enumerate(batch)]
         with pytest.raises((ValueError, TypeError), match="expected"):
             torch.ops.chunkattn.attention(*changed, None, *tail[1:])
+
+
+def test_none_for_a_tensor_of_an_op_is_named(backend):
+    """The dispatcher lets it pass."""
+    a = call_arguments()
+    tail = (None,) * 8 + (0.125, True, -1, -1, 0.0, False, 0, backend)
+    names = ("q", "k_cache", "v_cache", "block_table", "cu_seqlens_q", "seq_lens", "out")
+    for name in names:
+        with pytest.raises(TypeError, match=f"^{name}: expected a tensor, got NoneType"):
+            torch.ops.chunkattn.attention(*(None if n == name else a[n] for n in names), None, *tail[1:])
+    pool, ids = torch.zeros(8, 4), torch.tensor([1])
+    for name, values in (("cache", (None, ids, ids)), ("source", (pool, None, ids)), ("target", (pool, ids, None))):
+        with pytest.raises(TypeError, match=f"^{name}: expected a tensor, got NoneType"):
+            torch.ops.chunkattn.copy_pages(*values, backend)
 
 
 def append_arguments() -> dict[str, object]:
@@ -194,6 +222,12 @@ APPEND: dict[str, tuple] = {
         lambda a: {"rope": chunkattn.Rope(1.0, 2.0)}, T, "rope.cos: expected a tensor or None, got float"
     ),
     "backend a number": (lambda a: {"backend": 3}, T, "backend: expected a name or None, got int"),
+    "k sparse": (lambda a: {"k": a["k"].to_sparse()}, V, "^k: expected a dense tensor, got .*sparse_coo"),
+    "k needs gradient": (lambda a: {"k": a["k"].clone().requires_grad_()}, V, "^k: expected .*gradient"),
+    "cos needs gradient": (
+        lambda a: {"rope": chunkattn.Rope(torch.ones(60, 32, requires_grad=True), torch.ones(60, 32))}, V,
+        "^rope.cos: expected .*gradient",
+    ),
     "k strided": (lambda a: {"k": torch.ones(4, 2, 128).bfloat16()[..., ::2]}, V, "k: expected .*stride"),
     "v other T": (lambda a: {"v": a["v"][1:]}, V, "v: expected"),
     "v other dim": (lambda a: {"v": a["v"][..., :32]}, V, "v: expected"),
@@ -264,6 +298,8 @@ MERGE: dict[str, tuple] = {
     "no head dim": (lambda a: {n: torch.zeros(3, 2, 0) for n in ("out_a", "out_b")}, V, "out_a: .*from 1"),
     "out a number": (lambda a: {"out": 3.0}, T, "out: expected a tensor, got float"),
     "backend a number": (lambda a: {"backend": 3}, T, "backend: expected a name or None, got int"),
+    "lse needs gradient": (lambda a: {"lse_b": a["lse_b"].requires_grad_()}, V, "^lse_b: expected .*gradient"),
+    "sparse": (lambda a: {"out_b": a["out_b"].to_sparse()}, V, "^out_b: expected a dense tensor"),
     "lse half": (lambda a: {"lse_a": a["lse_a"].half()}, T, "lse_a: expected torch.float32"),
     "lse shape": (lambda a: {"lse_b": a["lse_b"].T}, V, "lse_b: expected"),
     "not a tensor": (lambda a: {"lse_b": 3.0}, T, "lse_b: expected a tensor"),
@@ -288,6 +324,8 @@ PLAN: dict[str, tuple] = {
     "no KV heads": ({"num_kv_heads": 0}, V, "num_q_heads: expected"),
     "head dim": ({"head_dim": 63}, V, "head_dim: expected"),
     "page size": ({"page_size": 0}, V, "page_size: expected"),
+    "page size huge": ({"page_size": 2**40}, V, "page_size: expected at most 2147483647, got 1099511627776"),
+    "heads huge": ({"num_q_heads": 2**70}, V, "num_q_heads: expected at most 2147483647, got 1180591620717411303424"),
     "heads float": ({"num_q_heads": 4.0}, T, "num_q_heads: expected an integer, got float"),
     "heads a flag": ({"num_kv_heads": True}, T, "num_kv_heads: expected an integer, got bool"),
     "head dim None": ({"head_dim": None}, T, "head_dim: expected an integer, got NoneType"),
@@ -336,74 +374,3 @@ def test_a_plan_of_another_backend_is_refused(backend):
     other = "cpu" if backend == "reference" else "reference"
     with pytest.raises(ValueError, match=f"backend: expected '{backend}'"):
         chunkattn.attention(*inputs.batch(), plan=plan, backend=other)
-
-
-PAGES: dict[str, tuple] = {
-    "pool of one dim": (lambda a: {"cache": torch.zeros(8)}, V, "cache: expected"),
-    "ids float": (lambda a: {"pages": torch.zeros(2)}, T, "pages: expected torch.int32 or torch.int64"),
-    "ids rank 2": (lambda a: {"pages": torch.zeros(2, 1).int()}, V, "pages: expected one dimension"),
-    "id outside": (lambda a: {"pages": torch.tensor([0, 8])}, V, "pages: expected a page id from 0 to 7, got 8 at"),
-    "pool without pages": (lambda a: {"cache": a["cache"][:0]}, V, "pages: expected no page id, since .*no pages, got"),
-    "block of other pages": (lambda a: {"block": torch.zeros(3, 4)}, V, "(out|block): expected"),
-    "block of another dtype": (lambda a: {"block": torch.zeros(2, 4).half()}, T, "(out|block): expected torch.float32"),
-    "block a number": (lambda a: {"block": 3}, T, "(out|block): expected a tensor, got int"),
-    "backend a number": (lambda a: {"backend": 3}, T, "backend: expected a name or None, got int"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("op", ["gather_pages", "scatter_pages"])
-@pytest.mark.parametrize("name", PAGES)
-def test_page_operators_refuse(name, op, backend):
-    change, error, message = PAGES[name]
-    arguments = {
-        "cache": torch.zeros(8, 4), "pages": torch.tensor([0, 1]), "block": torch.ones(2, 4), "backend": backend
-    }  # fmt: skip
-    arguments.update(change(arguments))
-    block = arguments.pop("block")
-    arguments["out" if op == "gather_pages" else "block"] = block
-    with pytest.raises(error, match=message):
-        getattr(chunkattn, op)(**arguments)
-
-
-SPEC = chunkattn.AttentionSpec("cpu", torch.bfloat16, torch.bfloat16, 4, 2, 64, 64, 16)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"head_dim": 300}, "spec.head_dim: expected a multiple of 8 up to 256, got 300"),
-        ({"head_dim_v": 12}, "spec.head_dim_v: expected a multiple of 8"),
-        ({"num_q_heads": 5}, "spec.num_q_heads: expected a positive multiple of num_kv_heads 2, got 5"),
-        ({"page_size": 0}, "spec.page_size: expected at least 1, got 0"),
-        ({"dtype": torch.float64}, "spec.dtype: expected bfloat16"),
-        ({"kv_dtype": torch.float16}, "spec.kv_dtype: expected torch.bfloat16, float8_e4m3fn"),
-        ({"kv_scale": "row"}, "spec.kv_scale: expected 'none'"),
-        ({"kv_scale": "head"}, "spec.kv_scale: expected 'none' for a cache of torch.bfloat16"),
-    ],
-)
-def test_nobody_supports_what_the_operators_refuse(change, reason):
-    spec = SPEC._replace(**change)
-    support = chunkattn.supports(spec)
-    assert not support
-    assert reason in support.reasons[0]
-    assert reason in chunkattn.explain(spec)
-    with pytest.raises(ValueError, match="spec"):
-        chunkattn.workspace_bytes(spec, max_tokens=1, max_seq_len=1)
-
-
-def test_maxima_and_specs_of_wrong_types():
-    for change, error in (({"max_tokens": -1}, V), ({"max_seq_len": 2.5}, T), ({"num_splits": True}, V)):
-        with pytest.raises(error, match=f"^{next(iter(change))}: expected"):
-            chunkattn.workspace_bytes(SPEC, **{"max_tokens": 1, "max_seq_len": 1, **change})
-    for call in (chunkattn.supports, chunkattn.explain):
-        with pytest.raises(TypeError, match=r"spec: expected a chunkattn.AttentionSpec, got str"):
-            call("cpu")
-        with pytest.raises(TypeError, match=r"spec.head_dim: expected an integer, got float"):
-            call(SPEC._replace(head_dim=64.0))
-
-
-def test_an_unsupported_device_lists_reasons():
-    spec = chunkattn.AttentionSpec("cuda", torch.bfloat16, torch.bfloat16, 4, 2, 64, 64, 16)
-    support = chunkattn.supports(spec, backend="cpu")
-    assert not support
-    assert "cpu" in str(support.reasons)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch._inductor import config as inductor_config
 from torch._inductor.utils import run_and_get_code
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import chunkattn
 from chunkattn.testing import assert_bitwise_equal, assert_state_close, attention_oracle
@@ -127,3 +128,20 @@ def test_an_unchanged_token_count_of_another_batch_does_not_recompile():
     for history in (5, 60, 0, 17):
         compiled(*step_arguments(16, history))
     assert len(counter.graphs) == 1
+
+
+def test_a_plan_of_fake_lengths_needs_maxima():
+    """The cpu backend reads its workspace off the plan, and a fake plan holds nothing."""
+    facts = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, "page_size": 16, "dtype": torch.bfloat16}
+    with FakeTensorMode():
+        batch = chunkattn.Batch.from_lists([5, 1], [5, 20], [[3], [6, 1]])
+        lengths = batch.cu_seqlens_q, batch.seq_lens
+        with pytest.raises(ValueError, match=r"^max_tokens, max_seq_len: expected numbers, .* got None"):
+            chunkattn.plan(*lengths, **facts, backend="cpu")
+        plan = chunkattn.plan(*lengths, **facts, max_tokens=6, max_seq_len=32, num_splits=3, backend="cpu")
+        q = torch.zeros(6, 4, 64, dtype=torch.bfloat16)
+        kv = chunkattn.PagedKV.allocate(8, 16, 2, 64)
+        assert chunkattn.attention(q, kv.k_cache, kv.v_cache, batch.block_table, *lengths, plan=plan).shape == q.shape
+    spec = chunkattn.AttentionSpec("cpu", torch.bfloat16, torch.bfloat16, 4, 2, 64, 64, 16)
+    assert plan.workspace_bytes == chunkattn.workspace_bytes(spec, max_tokens=6, max_seq_len=32, num_splits=3)
+    assert plan.workspace_bytes > 0

@@ -9,6 +9,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("chunkattn._native") is None, reason="the native core is not built"
@@ -87,3 +89,13 @@ def test_junk_never_crashes_the_native_core():
     calls, refused = map(int, check(["-c", JUNK], 300).split())
     assert calls > 8000
     assert refused > 0.8 * calls
+
+
+def test_a_tensor_without_memory_is_refused():
+    """A fake one has sizes and no data."""
+    from chunkattn import _native as core
+
+    with FakeTensorMode():
+        words = torch.zeros(36, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"^words: expected a tensor that holds numbers, got one without memory"):
+        core.plan_partial_rows(words)
