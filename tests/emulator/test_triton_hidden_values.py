@@ -1,4 +1,4 @@
-"""Values of hidden keys again, by the Triton kernels in the emulator."""
+"""Values of hidden keys again, by the Triton kernels in the emulator; and infinities that every row sees."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from chunkattn.testing import laws
 
 from . import triton_backend
+from .seen_values import SEEN, check_seen
 from .session import emulated
 
 triton_backend.skip_unless_available()
@@ -32,3 +33,10 @@ FAST = {("chunk", 80), ("few rows", 80), ("chunk", 90)}
 def test_triton(case, arch):
     with emulated(arch):
         check(case, laws.operator("triton"))
+
+
+@pytest.mark.parametrize("arch", [80, pytest.param(90, marks=pytest.mark.full)])
+@pytest.mark.parametrize("width", [8, 32, 64])
+def test_infinities_that_every_row_sees(width: int, arch: int) -> None:
+    with emulated(arch):
+        check_seen(SEEN.but(head_dim_v=width), laws.operator("triton"))

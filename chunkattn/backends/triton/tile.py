@@ -102,7 +102,7 @@ def walk(
     """Takes the keys [begin, end) into a state; begin is a multiple of BN, and so is end unless MASKED.
 
     `mass` [BM] is the total of the weights as they were rounded for the product with V, where that is kept apart.
-    Where few columns of V do not average rounding away (`fine_weights`) what it took off the weights is multiplied too.
+    Where few columns of V do not average rounding away (`fine_weights`) what it added to the weights is multiplied too.
 
     A weight of 0 does not silence a NaN or infinity of V, so CAREFUL keeps them from rows that do not see their keys.
     """
@@ -139,13 +139,14 @@ def walk(
             spoilt = holds_non_finite(v)
             v = tl.where(is_finite(v), v, 0.0)
         if spec.fine_weights:
-            rest = (weights - rounded.to(tl.float32)).to(v.dtype)
+            excess = (rounded.to(tl.float32) - weights).to(v.dtype)
             if spec.has_wgmma:
                 # Lest the compiler compute some of them after the fence that wgmma needs before it reads registers.
-                rounded, rest = share(rounded), share(rest)
+                rounded, excess = share(rounded), share(excess)
         acc = tl.dot(rounded, v, acc * decay[:, None], input_precision=spec.precision)
         if spec.fine_weights:
-            acc = tl.dot(rest, v, acc, input_precision=spec.precision)
+            surplus = tl.dot(excess, v, input_precision=spec.precision)
+            acc = tl.where(is_finite(acc), acc - surplus, acc)  # an excess of 0, or above it, makes NaN of an infinity
         if CAREFUL:
             if spoilt:
                 first, last = tl.maximum(start, tile.seen_begin), tl.minimum(start + spec.block_n, end)
