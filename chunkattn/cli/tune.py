@@ -153,7 +153,9 @@ def kernels(arch: str | None, model: str | None, **options: object) -> None:
     help="Without TRACE: a synthetic process fitted to this public trace.",
 )
 @click.option("--requests", "num_requests", default=400, show_default=True, type=click.IntRange(min=2), metavar="N")
-@click.option("--length-scale", default=1.0, show_default=True, type=POSITIVE, metavar="X")
+@click.option(
+    "--length-scale", default=1.0, show_default=True, type=FiniteRange(min=0, min_open=True, max=1000), metavar="X"
+)
 @click.option(
     "--rate",
     type=POSITIVE,

@@ -56,10 +56,13 @@ def read_profile(path: Path, device: Device | None = None) -> CostModel:
     """
     if path.suffix == ".json":
         return CostModel.read(path)
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
-        header = reader.fieldnames or []
-        rows = list(reader)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            header = reader.fieldnames or []
+            rows = list(reader)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"profile: expected a table of comma-separated values in {path}, got {error}") from None
     if set(STEP_COLUMNS) <= set(header):
         steps = [_step(row, f"{path}:{number}") for number, row in enumerate(rows, 2)]
         return cross_validated(steps, facts={"profile": path.name, "measured_steps": len(steps)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from click.testing import CliRunner
 import chunkattn
 from chunkattn.cli.commands import cli
 from chunkattn.cli.main import main
+from chunkattn.env import Settings
+from chunkattn.planning import measured, tuning_table
 
 
 def test_info_names_versions_and_the_chosen_backend() -> None:
@@ -34,6 +37,29 @@ def test_info_says_where_the_gpu_kernels_are(monkeypatch: pytest.MonkeyPatch) ->
     output = CliRunner().invoke(cli, ["info"], env={"COLUMNS": "120"}).output
     assert "built on first use: plan-sm80\n" in output
     assert "not available: nvcc was not found: merge_states-sm80, merge_states-sm90a" in output
+
+
+def test_info_tells_of_a_damaged_table_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "tuning.json"
+    table.write_text("{")
+    monkeypatch.setattr(measured, "user_table", lambda: table)
+    measured.in_force.cache_clear()
+    try:
+        result = CliRunner().invoke(cli, ["info"], env={"COLUMNS": "120"})
+    finally:
+        monkeypatch.undo()
+        measured.in_force.cache_clear()
+    assert result.exit_code == 0
+    assert [line.split(": ")[0] for line in result.stderr.splitlines()] == ["Warning"]
+    assert f"{table} is damaged and ignored" in result.stderr
+    assert f"tuned    {table}: 0 entries, 1 bytes" in result.stdout
+
+
+def test_info_says_how_a_place_for_the_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "platformdirs", None)
+    monkeypatch.setattr(tuning_table, "SETTINGS", Settings())
+    result = CliRunner().invoke(cli, ["info"], env={"COLUMNS": "120"})
+    assert "tuned    no place is known: pip install 'chunkattn[tune]', or set CHUNKATTN_TUNING\n" in result.output
 
 
 def test_info_refuses_a_head_ratio() -> None:

@@ -117,6 +117,13 @@ def test_refusals(tmp_path: Path, text: str, match: str) -> None:
         read_profile(path)
 
 
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "profile.csv"
+    path.write_bytes(b"\x9a\x00\xff")
+    with pytest.raises(ValueError, match=r"profile: expected a table of comma-separated values in .*profile\.csv"):
+        read_profile(path)
+
+
 def test_cost_model_file_is_a_profile(tmp_path: Path) -> None:
     cost = CostModel((1, 64), (1e-3, 2e-3), 0.0, 1e-7, 0.0, 0.0, held_out_errors=(0.1,))
     (tmp_path / "cost.json").write_text(cost.to_json())
