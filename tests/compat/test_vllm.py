@@ -19,6 +19,7 @@ vllm = pytest.importorskip("vllm", reason="vLLM is not installed")
 if plugin.VERSIONS.problem(vllm.__version__):
     pytest.skip(plugin.VERSIONS.problem(vllm.__version__), allow_module_level=True)
 
+import transformers  # noqa: E402  (vLLM needs it)
 from vllm.platforms import current_platform  # noqa: E402
 from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
 from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: E402
@@ -53,6 +54,7 @@ def test_custom_is_chunkattn_and_nothing_else_changes():
     [
         ({"head_size": 260}, "head_size not supported"),
         ({"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype not supported"),
+        ({"kv_cache_dtype": "int8_per_token_head"}, "kv_cache_dtype not supported"),
         ({"use_mla": True}, "MLA not supported"),
         ({"use_mm_prefix": True}, "multimodal"),
         ({"attn_type": "encoder_only"}, "attention type"),
@@ -193,37 +195,86 @@ import json, sys
 from vllm import LLM, SamplingParams
 
 def main():
-    directory, backend = sys.argv[1:]
+    directory, backend, cache, prompts, tokens = sys.argv[1:]
     llm = LLM(directory, dtype="float32", enforce_eager=True, max_model_len=128, max_num_batched_tokens=32,
-              kv_cache_memory_bytes=1 << 24, skip_tokenizer_init=True, enable_prefix_caching=True,
-              **({"attention_backend": backend} if backend else {}))
-    prompts = [[(i * 7 + n) % 60 + 2 for i in range(n)] for n in (1, 5, 70, 33)]
-    prompts.append(prompts[2][:64] + [9])  # shares a cached prefix
-    options = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
-    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], options)
+              kv_cache_memory_bytes=1 << 25, skip_tokenizer_init=True, enable_prefix_caching=True,
+              attention_backend=backend, kv_cache_dtype=cache)
+    options = SamplingParams(temperature=0, max_tokens=int(tokens), ignore_eos=True, detokenize=False)
+    outputs = llm.generate([{"prompt_token_ids": p} for p in json.loads(prompts)], options)
     print("TOKENS", json.dumps([list(o.outputs[0].token_ids) for o in outputs]))
 
 if __name__ == "__main__":
     main()
 """
+PROMPTS = [[(i * 7 + n) % 60 + 2 for i in range(n)] for n in (1, 5, 70, 33)]  # of up to three steps
+PROMPTS.append([*PROMPTS[2][:64], 9])  # shares a cached prefix
+ANSWER = 12
+SIZES = {
+    "vocab_size": 64, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.2,
+}  # fmt: skip
+MODELS = {
+    "llama": ("Llama", SIZES),
+    "mistral, window 24": ("Mistral", {**SIZES, "sliding_window": 24}),
+    "gemma2, every other layer windowed, soft-cap": (
+        "Gemma2",
+        {**SIZES, "sliding_window": 24, "head_dim": 32, "attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 32},
+    ),
+    "gpt-oss, windows and sinks": (
+        "GptOss",
+        {**SIZES, "sliding_window": 24, "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+}
+
+
+def saved_model(name, directory):
+    torch.manual_seed(0)
+    family, sizes = MODELS[name]
+    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**sizes)).eval()
+    model.save_pretrained(directory / "model")
+    return model
+
+
+def tokens_of_the_engine(directory, backend, cache):
+    """Greedy tokens after `PROMPTS`, in chunks of 32 tokens beside each other's decodes."""
+    (directory / "engine.py").write_text(ENGINE)
+    command = [sys.executable, str(directory / "engine.py"), str(directory / "model"), backend, cache]
+    run = subprocess.run([*command, json.dumps(PROMPTS), str(ANSWER)], capture_output=True, text=True, cwd=directory)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    assert ("serves the attention of" in run.stdout + run.stderr) == (backend == "CUSTOM")
+    return next(json.loads(line[7:]) for line in run.stdout.splitlines() if line.startswith("TOKENS "))
 
 
 @pytest.mark.full
-def test_the_engine_gives_the_tokens_of_its_own_attention(tmp_path):
-    from transformers import LlamaConfig, LlamaForCausalLM
+@pytest.mark.parametrize("model", list(MODELS))
+def test_the_engine_gives_the_tokens_of_its_own_attention(tmp_path, model):
+    saved_model(model, tmp_path)
+    ours, own = (tokens_of_the_engine(tmp_path, backend, "auto") for backend in ("CUSTOM", "CPU_ATTN"))
+    assert ours == own
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=128, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
-    (tmp_path / "engine.py").write_text(ENGINE)
-    answers = {}
-    for backend in ("", "CUSTOM"):
-        command = [sys.executable, str(tmp_path / "engine.py"), str(tmp_path / "model"), backend]
-        run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-        assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
-        answers[backend] = next(json.loads(x[7:]) for x in run.stdout.splitlines() if x.startswith("TOKENS "))
-        assert (run.stdout + run.stderr).count("serves the attention of 2 layers") == bool(backend)
-    assert answers["CUSTOM"] == answers[""]
+
+class RoundedCache(transformers.DynamicCache):
+    """Keys and values rounded to a dtype, to the nearest, before any query sees them."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.stored = dtype
+
+    def update(self, key_states, value_states, *args, **options):
+        rounded = (x.to(self.stored).to(x.dtype) for x in (key_states, value_states))
+        return super().update(*rounded, *args, **options)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "dtype"), [("fp8", torch.float8_e4m3fn), ("fp8_e5m2", torch.float8_e5m2)])
+def test_the_engine_over_an_fp8_cache_gives_the_tokens_of_rounded_keys_and_values(tmp_path, name, dtype):
+    """Not those of vLLM's own CPU attention, which cuts off towards zero what it stores in fp8."""
+    model = saved_model("llama", tmp_path)
+    model.set_attn_implementation("eager")
+    expected = {}
+    for stored in (dtype, torch.float32):
+        options = {"do_sample": False, "max_new_tokens": ANSWER, "eos_token_id": -1, "pad_token_id": 0}
+        answers = [model.generate(torch.tensor([p]), past_key_values=RoundedCache(stored), **options) for p in PROMPTS]
+        expected[stored] = [answer[0, len(p) :].tolist() for answer, p in zip(answers, PROMPTS)]
+    assert expected[dtype] != expected[torch.float32]  # or the tokens would say nothing about the cache
+    assert tokens_of_the_engine(tmp_path, "CUSTOM", name) == expected[dtype]

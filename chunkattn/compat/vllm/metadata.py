@@ -54,10 +54,12 @@ class ChunkAttentionMetadataBuilder(AttentionMetadataBuilder[ChunkAttentionMetad
             kv_cache_spec.head_size, kv_cache_spec.block_size,
         )  # fmt: skip
         taken = next(line.split(None, 2) for line in chunkattn.explain(spec).splitlines() if " taken " in line)
+        window = getattr(kv_cache_spec, "sliding_window", None)
         logger.info_once(
-            "chunkattn %s serves the attention of %d layers: %s (%s)",
+            "chunkattn %s serves the attention of %d layers%s: %s (%s)",
             chunkattn.__version__,
             len(layer_names),
+            f" with a window of {window} tokens" if window else "",
             taken[0],
             taken[2],
         )
