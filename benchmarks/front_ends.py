@@ -21,6 +21,7 @@ import urllib.request
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -84,6 +85,11 @@ def batching_rounds(model, tokens: int, requests: int, budget: int) -> dict[str,
     return {"own": lambda prompt: run("sdpa", prompt), "chunkattn": lambda prompt: run("chunkattn", prompt)}
 
 
+def asked(url: str, path: str) -> dict[str, Any]:
+    with urllib.request.urlopen(url + path, timeout=60) as answer:
+        return json.load(answer)
+
+
 def vllm_rounds(servers: dict[str, str], tokens: int) -> dict[str, Round]:
     """Time to the first token of one prompt, and between the others, over HTTP; no prompt comes twice.
 
@@ -91,11 +97,7 @@ def vllm_rounds(servers: dict[str, str], tokens: int) -> dict[str, Round]:
     """
     counter = itertools.count(time.time_ns())
 
-    def served(url: str) -> str:
-        with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as answer:
-            return json.load(answer)["data"][0]["id"]
-
-    models = {url: served(url) for url in servers.values()}
+    models = {url: asked(url, "/v1/models")["data"][0]["id"] for url in servers.values()}
 
     def run(url: str, prompt: int) -> Times:
         body = {
@@ -170,6 +172,9 @@ def main() -> None:
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     taken = alternate(rounds, given.prompt, given.rounds, given.seconds)
     own, ours = taken["own"], taken["chunkattn"]
+    versions = machine.versions()
+    if given.library == "vllm":
+        versions["vllm"] = asked(given.ours, "/version")["version"]
     facts = {name: getattr(given, name) for name in ("library", "prompt", "tokens", "threads")}
     if given.library == "batching":
         facts |= {"requests": given.requests, "budget": given.budget}
@@ -178,7 +183,7 @@ def main() -> None:
         "started": started,
         "command": machine.command("python benchmarks/front_ends.py"),
         "machine": machine.describe(),
-        "versions": machine.versions(),
+        "versions": versions,
         "rounds": taken,
         "medians": {},
     }
