@@ -102,9 +102,18 @@ def test_head_dims_run_in_the_narrowest_tile_that_holds_them(monkeypatch):
     )
     monkeypatch.setattr(select, "all_variants", lambda: listed)
     select.candidates.cache_clear()
-    for head_dim, head_dim_v, expected in ((64, 64, 64), (8, 64, 64), (72, 64, 128), (136, 16, 192)):
+    for head_dim, head_dim_v, expected in ((64, 64, 64), (8, 64, 64), (72, 64, 128), (136, 40, 192)):
         spec = AttentionSpec("cuda", torch.bfloat16, torch.bfloat16, 4, 2, head_dim, head_dim_v, 16)
         found, _ = select.candidates(spec, Gpu.of_arch(90, 4))
         assert (found[0].head_dim, found[0].arch) == (expected, "90a")
         assert select.candidates(spec, Gpu.of_arch(80, 4))[0][0].head_dim == expected
     select.candidates.cache_clear()
+
+
+def test_narrow_values_run_in_narrow_tiles_alone():
+    """Only these multiply V with what rounding takes off the weights."""
+    for head_dim, head_dim_v, expected in ((32, 32, 32), (16, 8, 32), (32, 40, 64), (40, 32, None), (128, 16, None)):
+        spec = AttentionSpec("cuda", torch.bfloat16, torch.bfloat16, 4, 2, head_dim, head_dim_v, 16)
+        found, reason = select.candidates(spec, Gpu.of_arch(90, 4))
+        assert (found[0].head_dim_v if found else None) == expected
+        assert bool(reason) == (expected is None)

@@ -39,6 +39,11 @@ _NOTHING = "{ }"  # an empty scope: labels in front of the statement stay valid
 MUTATORS = (
     Mutator("delete bar.sync", _GUARD + r"\b(?:bar|barrier)\.(?:cta\.)?sync(?:\.aligned)?\s+[^;]*;", _NOTHING),
     Mutator("delete bar.arrive", _GUARD + r"\b(?:bar|barrier)\.(?:cta\.)?arrive(?:\.aligned)?\s+[^;]*;", _NOTHING),
+    Mutator(
+        "bar.red without the other warps",
+        r"\b(?:bar|barrier)\.(?:cta\.)?red\.(?:or|and)\.pred\s+(?P<p>[%\w]+)\s*,[^;]*,\s*(?P<q>[%\w]+)\s*;",
+        r"or.pred \g<p>, \g<q>, \g<q>;",
+    ),
     Mutator("delete barrier.cluster", _GUARD + r"barrier\.cluster\.(?:arrive|wait)[^;]*;", _NOTHING),
     Mutator("delete cp.async.wait_group", _GUARD + r"cp\.async\.wait_(?:group\s+\d+|all)\s*;", _NOTHING),
     Mutator("weaken cp.async.wait_group", r"(?P<head>cp\.async\.wait_group\s+)(?P<count>\d+)\s*;", _weaker),

@@ -1,5 +1,7 @@
-// The parameters of an attention kernel, from those of its launcher. On the host.
+// The launch of an attention kernel, from the parameters of its launcher. On the host.
 #pragma once
+#include <cuda_runtime.h>
+
 #include <initializer_list>
 
 #include "kernels/alignment.h"
@@ -42,6 +44,30 @@ inline KernelParams kernel_params(const AttentionParams& p, const PlannedStep& s
   k.value_access = access_of(p.v);
   k.out_aligned = access_of(p.out, size_of(p.dtype), {p.out_stride_token, p.out_stride_head}) != Access::kElements;
   return k;
+}
+
+// What a kernel's instantiation is launched with.
+struct LaunchShape {
+  int64_t ctas = 0;
+  int threads = 0, shared_bytes = 0;
+};
+
+// Zeroes the workspace's counters and enqueues a kernel that takes KernelParams and `more`.
+template <class... More>
+cudaError_t launch_attention(void (*kernel)(KernelParams, More...), const LaunchShape& shape, const AttentionParams& p,
+                             const PlannedStep& step, const LaunchContext& context, const More&... more) {
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  if (p.num_tokens == 0) return cudaSuccess;
+  const int64_t longest = p.batch.table_columns * p.page_size;
+  const WorkspaceLayout layout = workspace_layout(step.spec, p.num_tokens, longest, p.head_dim_v);
+  if (step.workspace_bytes < layout.bytes()) return cudaErrorInvalidValue;
+  cudaError_t status = cudaMemsetAsync(step.workspace, 0, layout.counters * sizeof(int32_t), stream);
+  if (status != cudaSuccess) return status;
+  status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+  if (status != cudaSuccess) return status;
+  kernel<<<static_cast<unsigned>(shape.ctas), shape.threads, shape.shared_bytes, stream>>>(
+      kernel_params(p, step, layout), more...);
+  return cudaGetLastError();
 }
 
 }  // namespace chunkattn

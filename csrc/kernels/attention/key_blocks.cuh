@@ -26,6 +26,11 @@ struct KeyBlocks {
     first = some.begin / kBlock;
     end = some.end > some.begin ? (some.end + kBlock - 1) / kBlock : first;
   }
+
+  // Whether rows differ in which of these keys they see.
+  __device__ bool rows_differ(int32_t first_key, int32_t count) const {
+    return max(first_key, some.begin) < every.begin || min(first_key + count, some.end) > every.end;
+  }
 };
 
 }  // namespace chunkattn

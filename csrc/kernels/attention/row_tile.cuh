@@ -1,12 +1,34 @@
 // What a warp has of some query rows: their scores against a block of keys, and the state that they leave behind.
 #pragma once
 #include "chunkattn/mask/visible.cuh"
+#include "chunkattn/mma/multiply.cuh"
 #include "chunkattn/score/score_mod.cuh"
 #include "chunkattn/seq/task.cuh"
 #include "chunkattn/softmax/state.cuh"
 #include "kernels/attention/params.cuh"
 
 namespace chunkattn {
+
+// What one packed row sees.
+class RowMask {
+ public:
+  __device__ RowMask(const VisibleKeys& visible, const KernelParams& p, const Task& task, int32_t row) {
+    const PackedRow packed(task, p.group, row);
+    range_ = visible.range(packed.position(task));
+    token_ = packed.token_in_request;
+    inside_ = row < task.row_end;  // others have no words in the tree mask
+  }
+  __device__ bool sees(const VisibleKeys& visible, int32_t key) const {
+    bool sees = range_.holds(key);
+    if (visible.has_tree() && sees && inside_) sees = visible.tree_shows(token_, key);
+    return sees;
+  }
+
+ private:
+  KeyRange range_;
+  int32_t token_;
+  bool inside_;
+};
 
 // kTileRows rows and kTileKeys keys, all in registers. Lane l holds, of every 16x8 tile, rows l / 4 and l / 4 + 8 and
 // columns 2 (l % 4), 2 (l % 4) + 1: where mma.sync and, in each of its four warps, wgmma leave sums.
@@ -17,6 +39,9 @@ struct RowTile {
 
   float out[kM][kV][4];
   float scores[kM][kN][4];
+  // Operand A of the product with V: of 16 rows and 16 keys what mma.sync and wgmma take. `rest`: what rounding took
+  // off.
+  uint32_t weights[kM][kN / 2][4], rest[kM][kN / 2][4];
   SoftmaxRows<kRows> softmax;
   const int lane;
 
@@ -57,24 +82,89 @@ struct RowTile {
     }
   }
 
+  // What this lane's `row` sees.
+  __device__ RowMask mask(int row, const VisibleKeys& visible, const KernelParams& p, const Task& task,
+                          int32_t first_row) const {
+    return RowMask(visible, p, task, first_row + row_of(row));
+  }
+
   // -inf where a row does not see a key.
   __device__ void hide(const VisibleKeys& visible, const KernelParams& p, const Task& task, int32_t first_row,
                        int32_t first_key) {
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
-      const PackedRow packed(task, p.group, first_row + row_of(row));
-      const KeyRange range = visible.range(packed.position(task));
-      const bool inside = first_row + row_of(row) < task.row_end;
+      const RowMask shown = mask(row, visible, p, task, first_row);
 #pragma unroll
       for (int n = 0; n < kN; ++n)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int32_t key = first_key + key_of(n, i);
-          bool sees = range.holds(key);
-          if (visible.has_tree() && sees && inside) sees = visible.tree_shows(packed.token_in_request, key);
-          if (!sees) scores[row / 2][n][row % 2 * 2 + i] = -INFINITY;
-        }
+        for (int i = 0; i < 2; ++i)
+          if (!shown.sees(visible, first_key + key_of(n, i))) scores[row / 2][n][row % 2 * 2 + i] = -INFINITY;
     }
+  }
+
+  // One step of the online softmax: scores become the weights of V, exp2(score * factor - max), times the scales of V's
+  // tokens; sums of older keys shrink.
+  __device__ void softmax_step(float factor, const float* query_scales, const float* value_scales) {
+    float shrink[kRows];
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      const float row_factor = factor_of(row, factor, query_scales);
+      shrink[row] = raise(row, row_factor);
+      const float shift = finite_max(softmax.max[row]);
+      float sum = 0.0f;
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        float pair[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          pair[i] = ptx::exp2_approximate(fmaf(scores[row / 2][n][row % 2 * 2 + i], row_factor, -shift));
+          sum += pair[i];
+          if (value_scales) pair[i] *= value_scales[key_of(n, i)] * Config::kWeightUnit;
+        }
+        using Format = Multiply<Config::kCompute>;
+        const uint32_t rounded = Format::pack(pair[0], pair[1]);
+        weights[row / 2][n / 2][n % 2 * 2 + row % 2] = rounded;
+        if constexpr (Config::kFineWeights) {
+          const float2 kept = Format::unpack(rounded);
+          rest[row / 2][n / 2][n % 2 * 2 + row % 2] = Format::pack(pair[0] - kept.x, pair[1] - kept.y);
+        }
+      }
+      softmax.sum[row] += sum;
+    }
+    shrink_sums(shrink);
+  }
+
+  // The part of softmax_step() that concerns older keys; a softmax_step() after it finds nothing more to shrink.
+  __device__ void raise_maxima(float factor, const float* query_scales) {
+    float shrink[kRows];
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) shrink[row] = raise(row, factor_of(row, factor, query_scales));
+    shrink_sums(shrink);
+  }
+
+ private:
+  // Of a row's scores; queries of 8-bit caches have scales of their own.
+  __device__ float factor_of(int row, float factor, const float* query_scales) const {
+    return Config::kQuantised && query_scales ? factor * query_scales[row_of(row)] : factor;
+  }
+  __device__ float raise(int row, float factor) {
+    float top = -INFINITY;
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+      top = fmaxf(top, fmaxf(scores[row / 2][n][row % 2 * 2], scores[row / 2][n][row % 2 * 2 + 1]));
+    return softmax.raise(row, top, factor);
+  }
+  __device__ void shrink_sums(const float (&shrink)[kRows]) {
+    bool moved = false;
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) moved |= shrink[row] != 1.0f;
+    if (!__any_sync(0xffffffff, moved)) return;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int v = 0; v < kV; ++v)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out[m][v][i] *= shrink[2 * m + i / 2];
   }
 };
 

@@ -11,10 +11,8 @@ template <class Config, class Geometry>
 struct WarpTile : RowTile<Config, Geometry::kWarpRows, Geometry::kWarpKeys> {
   using Rows = RowTile<Config, Geometry::kWarpRows, Geometry::kWarpKeys>;
   using Rows::kM, Rows::kN, Rows::kRows, Rows::kV, Rows::key_of, Rows::lane, Rows::out, Rows::row_of, Rows::scores,
-      Rows::softmax;
+      Rows::softmax, Rows::weights, Rows::rest;
   static constexpr DType kCompute = Config::kCompute;
-
-  uint32_t weights[kM][kN][2];
 
   __device__ explicit WarpTile(int lane) : Rows(lane) {}
 
@@ -68,54 +66,16 @@ struct WarpTile : RowTile<Config, Geometry::kWarpRows, Geometry::kWarpKeys> {
     return kKeyTiles == 4 ? Reader::rows_of_chunk(keys, lane) : Reader::chunks_then_rows(keys, lane);
   }
 
-  // One step of the online softmax: weights = exp2(scores * factor - max); sums of older keys shrink.
-  __device__ void softmax_step(float factor, const float* query_scales, const float* value_scales) {
-    bool moved = false;
-    float shrink[kRows];
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      const float row_factor = Config::kQuantised && query_scales ? factor * query_scales[row_of(row)] : factor;
-      float top = -INFINITY;
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-        top = fmaxf(top, fmaxf(scores[row / 2][n][row % 2 * 2], scores[row / 2][n][row % 2 * 2 + 1]));
-      shrink[row] = softmax.raise(row, top, row_factor);
-      moved |= shrink[row] != 1.0f;
-      const float shift = finite_max(softmax.max[row]);
-      float sum = 0.0f;
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-        float pair[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          pair[i] = ptx::exp2_approximate(fmaf(scores[row / 2][n][row % 2 * 2 + i], row_factor, -shift));
-          sum += pair[i];
-          if (value_scales) pair[i] *= value_scales[key_of(n, i)] * Config::kWeightUnit;
-        }
-        weights[row / 2][n][row % 2] = Multiply<kCompute>::pack(pair[0], pair[1]);
-      }
-      softmax.sum[row] += sum;
-    }
-    if (__any_sync(0xffffffff, moved)) {
-#pragma unroll
-      for (int m = 0; m < kM; ++m)
-#pragma unroll
-        for (int v = 0; v < kV; ++v)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) out[m][v][i] *= shrink[2 * m + i / 2];
-    }
-  }
-
   // out += weights V.
   template <class Values>
   __device__ void multiply_values(const Values& values) {
+    float more[kM][kV][4] = {};  // of the rests of weights
+    const auto multiply = [&](int m, int v, int k, uint32_t upper, uint32_t lower) {
+      multiply_add<kCompute>(out[m][v], weights[m][k], upper, lower);
+      if constexpr (Config::kFineWeights) multiply_add<kCompute>(more[m][v], rest[m][k], upper, lower);
+    };
 #pragma unroll
     for (int k = 0; k < kN / 2; ++k) {
-      uint32_t p[kM][4];
-#pragma unroll
-      for (int m = 0; m < kM; ++m)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) p[m][i] = weights[m][2 * k + i / 2][i % 2];
       constexpr int kColumns = Config::kQuantised ? 4 : 2;  // tiles of 8 columns that one read of V brings
 #pragma unroll
       for (int v = 0; v < kV; v += kColumns) {
@@ -127,19 +87,28 @@ struct WarpTile : RowTile<Config, Geometry::kWarpRows, Geometry::kWarpKeys> {
             const WidePairs upper = widen<Config::kKvType>(x[2 * j]), lower = widen<Config::kKvType>(x[2 * j + 1]);
 #pragma unroll
             for (int m = 0; m < kM; ++m) {
-              multiply_add<kCompute>(out[m][v + 2 * j], p[m], upper.even, lower.even);
-              multiply_add<kCompute>(out[m][v + 2 * j + 1], p[m], upper.odd, lower.odd);
+              multiply(m, v + 2 * j, k, upper.even, lower.even);
+              multiply(m, v + 2 * j + 1, k, upper.odd, lower.odd);
             }
           }
         } else {
           values.load_transposed(x, k * 16, v);
 #pragma unroll
           for (int m = 0; m < kM; ++m) {
-            multiply_add<kCompute>(out[m][v], p[m], x[0], x[1]);
-            multiply_add<kCompute>(out[m][v + 1], p[m], x[2], x[3]);
+            multiply(m, v, k, x[0], x[1]);
+            multiply(m, v + 1, k, x[2], x[3]);
           }
         }
       }
+    }
+    if constexpr (Config::kFineWeights) {
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int v = 0; v < kV; ++v)
+#pragma unroll
+          for (int i = 0; i < 4; ++i)  // a rest of 0, or below it, makes NaN of an infinity
+            if (isfinite(out[m][v][i])) out[m][v][i] += more[m][v][i];
     }
   }
 

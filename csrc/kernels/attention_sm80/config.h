@@ -28,6 +28,9 @@ struct Config {
                                        : kKvType == DType::kI8   ? 128.0f
                                                                  : 1.0f;
 
+  // Few columns of V do not average away what rounding takes off the weights (see chunkattn/backends/cuda/select.py).
+  static constexpr bool kFineWeights = kHeadDimV <= 32;
+
   static constexpr int kElementBytes = size_of(kKvType);
   static constexpr int kQueryBytes = kHeadDim * 2;  // a row in shared memory
   static constexpr int kKeyBytes = kHeadDim * kElementBytes, kValueBytes = kHeadDimV * kElementBytes;

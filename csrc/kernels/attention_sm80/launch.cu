@@ -21,17 +21,6 @@ CHUNKATTN_EXPORT int32_t chunkattn_attention_sm80(const chunkattn::AttentionPara
                                                   const chunkattn::LaunchContext* context) {
   using namespace chunkattn;
   using namespace chunkattn::sm80;
-  const auto stream = static_cast<cudaStream_t>(context->stream);
-  if (p->num_tokens == 0) return cudaSuccess;
-  const int64_t longest = p->batch.table_columns * p->page_size;
-  const WorkspaceLayout layout = workspace_layout(step->spec, p->num_tokens, longest, p->head_dim_v);
-  if (step->workspace_bytes < layout.bytes()) return cudaErrorInvalidValue;
-  cudaError_t status = cudaMemsetAsync(step->workspace, 0, layout.counters * sizeof(int32_t), stream);
-  if (status != cudaSuccess) return status;
-  const auto kernel = attention_kernel<Variant>;
-  constexpr int kBytes = kSharedBytes<Variant>;
-  status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (status != cudaSuccess) return status;
-  kernel<<<static_cast<unsigned>(step->spec.num_workers), kThreads, kBytes, stream>>>(kernel_params(*p, *step, layout));
-  return cudaGetLastError();
+  return launch_attention(attention_kernel<Variant>, {step->spec.num_workers, kThreads, kSharedBytes<Variant>}, *p,
+                          *step, *context);
 }

@@ -1,7 +1,7 @@
 // The main loops: query rows of one item against its keys, block by block in ascending order.
 #pragma once
 #include "chunkattn/kv/paged_rows.cuh"
-#include "kernels/attention/key_blocks.cuh"
+#include "kernels/attention/hidden_values.cuh"
 #include "kernels/attention/warp_tile.cuh"
 #include "kernels/attention_sm80/queries.cuh"
 
@@ -62,6 +62,43 @@ class Ring {
   int tiles_left_, writing_ = 0, reading_ = Geometry::kStages - 1;
 };
 
+// Keeps NaN and infinities in V from rows of the tile that do not see their keys; each warp looks through a part of the
+// block. Facts that the main loop would have to hold in registers for it are found anew.
+template <class Config, class Geometry>
+__device__ void keep_hidden(WarpTile<Config, Geometry>& tile, const KernelParams& p, const Task& task,
+                            int32_t first_row, int32_t block, int32_t kv_end, float factor, char* shared, uint32_t slot,
+                            int first_scale) {
+  constexpr int kKeys = Geometry::kLoadRows;
+  const int warp = ptx::thread_index() / 32, first = warp * kKeys;
+  const int32_t block_key = block * Geometry::kBlock;
+  const KeyBlocks<Geometry::kBlock> blocks(p, task, task.segment_begin, kv_end);
+  if (!blocks.rows_differ(Geometry::kDecode ? block_key + first : block_key, Geometry::kWarpKeys)) return;
+  float* scales = p.attention.v.scale.mode == ScaleMode::kPerTokenHead
+                      ? reinterpret_cast<float*>(shared + Geometry::kKeyScales) + first_scale
+                      : nullptr;
+  HiddenValues<Config, SharedTile<Config::kValueBytes>> hidden(shared + Geometry::kRing + slot, scales);
+  const float* query_scales =
+      Config::kQuantised && !ScoreMod(p.attention, task.kv_head).transforms
+          ? reinterpret_cast<const float*>(shared + Geometry::kQueryScalesAt) + (first_row - task.row_begin)
+          : nullptr;
+  const bool found = hidden.template found<kKeys>(first, tile.lane);
+  if constexpr (Geometry::kDecode) {  // nobody else reads a warp's keys
+    if (!found) return;
+    tile.raise_maxima(factor, query_scales);
+    hidden.give(tile, p, task, first_row, block_key, first, kKeys);
+    __syncwarp();
+    hidden.template clear<kKeys>(first, tile.lane);
+    __syncwarp();
+  } else {
+    if (!ptx::barrier_or(0, kThreads, found)) return;
+    tile.raise_maxima(factor, query_scales);
+    hidden.give(tile, p, task, first_row, block_key, 0, Geometry::kBlock);
+    __syncthreads();
+    hidden.template clear<kKeys>(first, tile.lane);
+    __syncthreads();
+  }
+}
+
 // Attention of a task's rows over the keys of its current segment, which ends at kv_end; leaves the state staged at the
 // start of shared memory, after a barrier. Ends with nothing under way.
 template <class Config, class Geometry>
@@ -110,6 +147,9 @@ __device__ void attend(const KernelParams& p, const Task& task, int32_t kv_end, 
     if (!blocks.every.holds_all(first_key, Geometry::kWarpKeys))
       tile.hide(visible_keys(p, task), p, task, task.row_begin + warp_row, first_key);
     ring.advance(false);
+    if (!blocks.every.holds_all(first_key, Geometry::kWarpKeys))
+      keep_hidden(tile, p, task, task.row_begin + warp_row, block, kv_end, factor, shared, ring.slot(),
+                  ring.first_scale());
     tile.softmax_step(factor, transforms ? nullptr : query_scales,
                       has_value_scales ? token_scales + ring.first_scale() : nullptr);
     tile.multiply_values(values.moved(ring.slot()));

@@ -21,7 +21,8 @@ template <DType kType_, DType kKvType_, int kHeadDim_, int kHeadDimV_>
 struct Config {
   static constexpr DType kType = kType_, kKvType = kKvType_, kCompute = kType;
   static_assert(kType == kKvType && size_of(kType) == 2, "the cache holds what the tensor cores multiply");
-  static constexpr bool kQuantised = false;
+  static constexpr bool kQuantised = false, kFineWeights = false;
+  static constexpr int kElementBytes = 2;
   static constexpr float kWeightUnit = 1.0f;  // V has no scales
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static_assert(kHeadDim % 64 == 0 && kHeadDimV % 64 == 0, "tiles consist of columns of 128 bytes");

@@ -1,8 +1,9 @@
 // The warps that compute.
 #pragma once
 #include "chunkattn/ptx/atomic.cuh"
+#include "chunkattn/ptx/barrier.cuh"
 #include "chunkattn/ptx/matrix.cuh"
-#include "chunkattn/ptx/warpgroup.cuh"
+#include "kernels/attention/hidden_values.cuh"
 #include "kernels/attention/states.cuh"
 #include "kernels/attention/warp_tile.cuh"
 #include "kernels/attention_sm90/group_tile.cuh"
@@ -15,6 +16,8 @@ class Consumer {
  public:
   using Shared = SharedMemory<Config>;
   using Blocks = typename Config::Blocks;
+  using Hidden = HiddenValues<Config, typename Config::ValueTile>;
+  static constexpr int kWarpKeys = DecodeGeometry<Config>::kWarpKeys;  // of a block
 
   __device__ Consumer(const KernelParams& p, Shared& shared) : p_(p), shared_(shared) {}
 
@@ -68,22 +71,50 @@ class Consumer {
 
       wait_full(shared_.of_keys[stage], position_.parity());
       ptx::fence_async_proxy();  // at the edges of the keys warps copied rows
-      tile.begin_scores(queries, ptx::shared_address(shared_.keys[stage]));
-      tile.template wait<0>();
+      tile.multiply_keys(queries, ptx::shared_address(shared_.keys[stage]));
       release(shared_.of_keys[stage], lane());
       if (transforms)
         tile.transform(ScoreMod(p_.attention, task.kv_head), p_, task, first_row, first_key, nullptr, nullptr);
-      if (!blocks.every.holds_all(first_key, Config::kBlock))
+      if (!blocks.every.holds_all(first_key, Config::kBlock)) {
         tile.hide(visible_keys(p_, task), p_, task, first_row, first_key);
-      tile.exponentiate(factor);
-      tile.take_weights();
+        if (blocks.rows_differ(first_key, Config::kBlock)) keep_hidden(task, tile, first_row, first_key, factor);
+      }
+      tile.softmax_step(factor, nullptr, nullptr);
 
       wait_full(shared_.of_values[stage], position_.parity());
       ptx::fence_async_proxy();
-      tile.begin_values(ptx::shared_address(shared_.values[stage]));
-      tile.template wait<0>();
+      tile.multiply_values(ptx::shared_address(shared_.values[stage]));
       release(shared_.of_values[stage], lane());
     }
+  }
+
+  // Keeps NaN and infinities in V from rows that do not see their keys; each warp looks through a part of the block.
+  __device__ void keep_hidden(const Task& task, GroupTile<Config>& tile, int32_t first_row, int32_t first_key,
+                              float factor) {
+    const int stage = position_.place(), mine = warp() * kWarpKeys;
+    wait_full(shared_.of_values[stage], position_.parity());
+    Hidden hidden(shared_.values[stage], nullptr);
+    if (!ptx::barrier_or(1, kConsumers, hidden.template found<kWarpKeys>(mine, lane()))) return;
+    tile.raise_maxima(factor, nullptr);
+    hidden.give(tile, p_, task, first_row, first_key, 0, Config::kBlock);
+    synchronise();
+    hidden.template clear<kWarpKeys>(mine, lane());
+    ptx::fence_async_proxy();
+    synchronise();
+  }
+
+  // The same where a warp has keys of its own, which nobody else reads.
+  template <class Tile>
+  __device__ void keep_own_hidden(const Task& task, Tile& tile, int32_t first_key, float factor) {
+    const int stage = position_.place(), mine = warp() * kWarpKeys;
+    wait_full(shared_.of_values[stage], position_.parity());
+    Hidden hidden(shared_.values[stage], nullptr);
+    if (!hidden.template found<kWarpKeys>(mine, lane())) return;
+    tile.raise_maxima(factor, nullptr);
+    hidden.give(tile, p_, task, task.row_begin, first_key - mine, mine, kWarpKeys);
+    __syncwarp();
+    hidden.template clear<kWarpKeys>(mine, lane());
+    __syncwarp();
   }
 
   __device__ void finish_rows(const Task& task, int32_t begin, GroupTile<Config>& tile) {
@@ -104,7 +135,6 @@ class Consumer {
   __device__ void decode(const Task& task) {
     using Tile = WarpTile<Config, DecodeGeometry<Config>>;
     using KeyReader = TileReader<typename Config::KeyTile>;
-    constexpr int kWarpKeys = DecodeGeometry<Config>::kWarpKeys;
     const Blocks blocks(p_, task, task.kv_begin, task.kv_end);
     const auto queries =
         TileReader<typename Config::QueryTile>::rows_then_chunks(ptx::shared_address(shared_.queries), lane());
@@ -126,8 +156,10 @@ class Consumer {
       release(shared_.of_keys[stage], lane());
       if (transforms)
         tile.transform(ScoreMod(p_.attention, task.kv_head), p_, task, task.row_begin, first_key, nullptr, nullptr);
-      if (!blocks.every.holds_all(first_key, kWarpKeys))
+      if (!blocks.every.holds_all(first_key, kWarpKeys)) {
         tile.hide(visible_keys(p_, task), p_, task, task.row_begin, first_key);
+        if (blocks.rows_differ(first_key, kWarpKeys)) keep_own_hidden(task, tile, first_key, factor);
+      }
       tile.softmax_step(factor, nullptr, nullptr);
 
       wait_full(shared_.of_values[stage], position_.parity());

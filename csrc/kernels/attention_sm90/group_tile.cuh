@@ -11,18 +11,15 @@ namespace chunkattn::sm90 {
 template <class Config>
 struct GroupTile : RowTile<Config, 16, Config::kBlock> {
   using Rows = RowTile<Config, 16, Config::kBlock>;
-  using Rows::kN, Rows::kRows, Rows::kV, Rows::lane, Rows::out, Rows::scores, Rows::softmax;
+  using Rows::kV, Rows::lane, Rows::out, Rows::scores, Rows::weights;
   using QueryTile = typename Config::QueryTile;
   using KeyTile = typename Config::KeyTile;
   using ValueTile = typename Config::ValueTile;
 
-  uint32_t weights[Config::kBlock / 16][4];
-  float shrink[kRows];
-
   __device__ explicit GroupTile(int lane) : Rows(lane) {}
 
-  // Begins scores = Q K^T, as a group of its own. Both addresses: shared memory; `queries`: the group's first row.
-  __device__ void begin_scores(uint32_t queries, uint32_t keys) {
+  // scores = Q K^T. Both addresses: shared memory; `queries`: the group's first row.
+  __device__ void multiply_keys(uint32_t queries, uint32_t keys) {
     pin(scores[0]);
     warpgroup_fence();
 #pragma unroll
@@ -33,67 +30,23 @@ struct GroupTile : RowTile<Config, 16, Config::kBlock> {
           matrix_descriptor<KeyTile>(keys + column * KeyTile::kColumnBytes + within), d > 0);
     }
     warpgroup_commit();
+    warpgroup_wait<0>();
+    pin(scores[0]);
   }
 
-  // Begins out += weights V, as a group of its own.
-  __device__ void begin_values(uint32_t values) {
+  // out += weights V.
+  __device__ void multiply_values(uint32_t values) {
     pin(out[0]);
-    pin(weights);
+    pin(weights[0]);
     warpgroup_fence();
 #pragma unroll
     for (int k = 0; k < Config::kBlock / 16; ++k)
-      warpgroup_multiply_add<Config::kCompute>(out[0], weights[k], matrix_descriptor<ValueTile>(values + k * 16 * 128));
+      warpgroup_multiply_add<Config::kCompute>(out[0], weights[0][k],
+                                               matrix_descriptor<ValueTile>(values + k * 16 * 128));
     warpgroup_commit();
-  }
-
-  // Waits until at most kPending groups are under way.
-  template <int kPending>
-  __device__ void wait() {
-    warpgroup_wait<kPending>();
-    pin(scores[0]);
-    if constexpr (kPending == 0) {
-      pin(out[0]);
-      pin(weights);
-    }
-  }
-
-  // One step of the online softmax: scores = exp2(scores * factor - max). What older sums shrink by is kept for later,
-  // for they may still be under way.
-  __device__ void exponentiate(float factor) {
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      float top = -INFINITY;
-#pragma unroll
-      for (int n = 0; n < kN; ++n) top = fmaxf(top, fmaxf(scores[0][n][row * 2], scores[0][n][row * 2 + 1]));
-      shrink[row] = softmax.raise(row, top, factor);
-      const float shift = finite_max(softmax.max[row]);
-      float sum = 0.0f;
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float& score = scores[0][n][row * 2 + i];
-          score = ptx::exp2_approximate(fmaf(score, factor, -shift));
-          sum += score;
-        }
-      softmax.sum[row] += sum;
-    }
-  }
-
-  // Lets older sums shrink, and makes scores the weights of V.
-  __device__ void take_weights() {
-    if (__any_sync(0xffffffff, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
-#pragma unroll
-      for (int v = 0; v < kV; ++v)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) out[0][v][i] *= shrink[i / 2];
-    }
-#pragma unroll
-    for (int n = 0; n < kN; ++n)
-#pragma unroll
-      for (int row = 0; row < kRows; ++row)
-        weights[n / 2][n % 2 * 2 + row] =
-            Multiply<Config::kCompute>::pack(scores[0][n][row * 2], scores[0][n][row * 2 + 1]);
+    warpgroup_wait<0>();
+    pin(out[0]);
+    pin(weights[0]);
   }
 
   // Calls visit(column, values) for four neighbouring columns of a row of this lane at a time. Neighbouring lanes swap

@@ -1,5 +1,6 @@
 // One persistent launch for a whole step: every CTA takes items from two queues until both are empty.
 #pragma once
+#include "chunkattn/ptx/warpgroup.cuh"
 #include "kernels/attention_sm90/consumer.cuh"
 #include "kernels/attention_sm90/producer.cuh"
 

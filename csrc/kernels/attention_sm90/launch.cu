@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "kernels/attention/host_params.h"
 #include "kernels/attention_sm90/kernel.cuh"
 #include "kernels/library.h"
@@ -23,19 +21,8 @@ CHUNKATTN_EXPORT int32_t chunkattn_attention_sm90(const chunkattn::AttentionPara
                                                   const chunkattn::LaunchContext* context) {
   using namespace chunkattn;
   using namespace chunkattn::sm90;
-  const auto stream = static_cast<cudaStream_t>(context->stream);
-  if (p->num_tokens == 0) return cudaSuccess;
-  const int64_t longest = p->batch.table_columns * p->page_size;
-  const WorkspaceLayout layout = workspace_layout(step->spec, p->num_tokens, longest, p->head_dim_v);
-  if (step->workspace_bytes < layout.bytes()) return cudaErrorInvalidValue;
-  cudaError_t status = cudaMemsetAsync(step->workspace, 0, layout.counters * sizeof(int32_t), stream);
-  if (status != cudaSuccess) return status;
-  const auto kernel = attention_kernel<Variant>;
-  status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (status != cudaSuccess) return status;
-  // One CTA an SM does the work of all the planner's workers of that SM.
-  const int64_t ctas = std::min<int64_t>(context->num_sms, step->spec.num_workers);
-  kernel<<<static_cast<unsigned>(ctas), kThreads, kBytes, stream>>>(kernel_params(*p, *step, layout),
-                                                                    tensor_maps(*p, Variant::kBlock));
-  return cudaGetLastError();
+  // One CTA does the work of all the planner's workers of an SM.
+  const int64_t ctas = ceil_div(step->spec.num_workers, CHUNKATTN_CTAS_PER_SM);
+  return launch_attention(attention_kernel<Variant>, {ctas, kThreads, kBytes}, *p, *step, *context,
+                          tensor_maps(*p, Variant::kBlock));
 }

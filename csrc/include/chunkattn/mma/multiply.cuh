@@ -24,6 +24,9 @@ struct Multiply<DType::kBF16> {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return reinterpret_cast<const uint32_t&>(pair);
   }
+  __device__ static float2 unpack(uint32_t pair) {
+    return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
+  }
 };
 
 template <>
@@ -33,6 +36,7 @@ struct Multiply<DType::kF16> {
     const __half2 pair = __floats2half2_rn(low, high);
     return reinterpret_cast<const uint32_t&>(pair);
   }
+  __device__ static float2 unpack(uint32_t pair) { return __half22float2(reinterpret_cast<const __half2&>(pair)); }
 };
 
 template <DType kCompute>
