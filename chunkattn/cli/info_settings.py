@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import chunkattn
@@ -49,11 +48,7 @@ def tables() -> Iterator[str]:
     if SETTINGS.tuning == OFF:
         yield "none: CHUNKATTN_TUNING=off"
         return
-    places: list[tuple[str, Path | None]] = [("shipped", measured.SHIPPED), ("tuned", measured.user_table())]
-    for source, path in places:
-        if path is None:
-            yield f"{source:<8} no place is known: pip install 'chunkattn[tune]', or set CHUNKATTN_TUNING"
-            continue
+    for source, path in (("shipped", measured.SHIPPED), ("tuned", measured.user_table())):
         entries = list(TuningTable(path)) if path.exists() else []
         state = "" if path.exists() else ", not there"
         yield f"{source:<8} {path}{state}: {len(entries)} entries, {path.stat().st_size if path.exists() else 0} bytes"

@@ -7,13 +7,14 @@ served.
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 import chunkattn
 from chunkattn.env import SETTINGS
 from chunkattn.extras import MissingExtraError
-from chunkattn.planning.tuning_table import OFF, TuningEntry, TuningKey, TuningTable, table_path
+from chunkattn.planning.tuning_table import FILE_NAME, OFF, TuningEntry, TuningKey, TuningTable, table_path
 
 SHIPPED = Path(__file__).with_name("shipped_settings.json")
 
@@ -32,8 +33,6 @@ def in_force() -> dict[TuningKey, Found]:
         return {}
     found: dict[TuningKey, Found] = {}
     for source, path in (("shipped", SHIPPED), ("tuned", user_table())):
-        if path is None:
-            continue
         table = TuningTable(path)
         for key in table:
             entry = table.find(key)
@@ -42,9 +41,11 @@ def in_force() -> dict[TuningKey, Found]:
     return found
 
 
-def user_table() -> Path | None:
-    """The user's table, which need not exist; None where nothing says where it would be."""
+def user_table() -> Path:
+    """The user's table, which need not exist. Where `chunkattn tune` puts it, without the packages that it needs: who
+    serves may have them in another environment."""
     try:
         return table_path()
-    except MissingExtraError:  # without the package that `chunkattn tune` needs, nobody has tuned either
-        return None
+    except MissingExtraError:
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        return Path(base) / "chunkattn" / FILE_NAME

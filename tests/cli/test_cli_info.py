@@ -14,8 +14,7 @@ from click.testing import CliRunner
 import chunkattn
 from chunkattn.cli.commands import cli
 from chunkattn.cli.main import main
-from chunkattn.env import Settings
-from chunkattn.planning import measured, tuning_table
+from chunkattn.planning import measured
 
 
 def test_info_names_versions_and_the_chosen_backend() -> None:
@@ -53,13 +52,6 @@ def test_info_tells_of_a_damaged_table_in_a_line(tmp_path: Path, monkeypatch: py
     assert [line.split(": ")[0] for line in result.stderr.splitlines()] == ["Warning"]
     assert f"{table} is damaged and ignored" in result.stderr
     assert f"tuned    {table}: 0 entries, 1 bytes" in result.stdout
-
-
-def test_info_says_how_a_place_for_the_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "platformdirs", None)
-    monkeypatch.setattr(tuning_table, "SETTINGS", Settings())
-    result = CliRunner().invoke(cli, ["info"], env={"COLUMNS": "120"})
-    assert "tuned    no place is known: pip install 'chunkattn[tune]', or set CHUNKATTN_TUNING\n" in result.output
 
 
 def test_info_refuses_a_head_ratio() -> None:

@@ -19,7 +19,7 @@ import pytest
 
 import chunkattn.env
 from chunkattn.extras import MissingExtraError
-from chunkattn.planning import tuning_table
+from chunkattn.planning import measured, tuning_table
 from chunkattn.planning.tuning_table import (
     FORMAT,
     SCHEMA,
@@ -391,6 +391,21 @@ def test_what_is_no_file_is_neither_read_nor_replaced(tmp_path: Path, kind: str)
     with pytest.warns(TuningTableWarning, match="was not written"):
         assert not table.save({KEY: ENTRY})
     assert os.stat(place)[:2] == before[:2]  # mode, inode
+
+
+@pytest.mark.parametrize("xdg", [True, False])
+def test_who_serves_looks_where_the_tuner_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, xdg: bool) -> None:
+    """Without the tuner's packages too: they may be installed in another environment."""
+    monkeypatch.setattr(tuning_table, "SETTINGS", chunkattn.env.Settings())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if xdg:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    written = table_path()
+    monkeypatch.setitem(sys.modules, "platformdirs", None)
+    assert measured.user_table() == written
+    with pytest.raises(MissingExtraError, match=r"needs the package 'platformdirs'.*\[tune\]"):
+        table_path()
 
 
 def test_a_lookup_takes_at_most_a_microsecond(path: Path) -> None:
