@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from chunkattn import backends
+from chunkattn import backends, validate
 from chunkattn.backends.device import Gpu, gpu, stand_in
 from chunkattn.bench import machine as bench_machine
 from chunkattn.bench.case import BenchCase, Heads
@@ -18,7 +18,7 @@ from chunkattn.env import SETTINGS
 from chunkattn.extras import require
 from chunkattn.planning.tuning_table import TuningKey, TuningTable, table_path, writer
 from chunkattn.tuning.kernels import Job, Outcome, jobs, tune
-from chunkattn.tuning.problem import MIXES, heads_of, parse_mix, spec_of
+from chunkattn.tuning.problem import MIXES, heads_of, parse_mix, require_memory, spec_of
 from chunkattn.tuning.search import Refused
 from chunkattn.tuning.static import Compiled, compile_job
 from chunkattn.types import AttentionSpec
@@ -87,6 +87,8 @@ def _run(options: KernelOptions, console: Any) -> bool:
     table = TuningTable(table_path(options.table))
     found = list(jobs(module, batches, options.device))
     todo = [job for job in found if options.again or table.find(job.key) is None]
+    if not options.dry_run:
+        require_memory((case for job in todo for case in (*job.cases, *job.others)), options.device)
     if not options.as_json:
         where = f" on sm_{options.arch} with {options.sms} SMs" if options.arch is not None else ""
         for shape in dict.fromkeys(map(_shape, batches)):
@@ -151,7 +153,8 @@ def _backend(options: KernelOptions, specs: Sequence[AttentionSpec]) -> str:
         module: Any = backends.load(name)
         ask = module.supports if options.dry_run else getattr(module, "prepare", module.supports)
         reasons = [] if hasattr(module, "settings_space") else ["it has no settings to tune"]
-        reasons += [reason for spec in specs for check in (module.supports, ask) for reason in check(spec).reasons]
+        for spec in specs:
+            reasons += validate.refusals(spec) or module.supports(spec).reasons or ask(spec).reasons
         if not reasons:
             return name
         refusals.append(f"{name}: {reasons[0]}")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
+from chunkattn.bench import machine, work
 from chunkattn.bench.case import DTYPES, BenchCase, Heads
 from chunkattn.types import AttentionSpec
 
+_MOST_REQUESTS = 4096  # every setting is planned for all of them
 # (count, query tokens, history) groups: decodes, chunks of prompts, both; short and long.
 MIXES: dict[str, tuple[tuple[int, int, int], ...]] = {
     "4 decodes at 512": ((4, 1, 511),),
@@ -43,7 +48,25 @@ def parse_mix(text: str) -> tuple[tuple[int, int, int], ...]:
         if count * tokens < 1:
             raise ValueError(f"--mix: expected COUNTxTOKENS+HISTORY,…, got {text!r}")
         groups.append((count, tokens, history))
+    if sum(count for count, _, _ in groups) > _MOST_REQUESTS:
+        raise ValueError(f"--mix: expected at most {_MOST_REQUESTS} requests, got {text!r}")
     return tuple(groups)
+
+
+def require_memory(cases: Iterable[BenchCase], device: str) -> None:
+    """Looks before minutes of work whether every batch can be made.
+
+    Raises:
+        ValueError: one takes more than half of the device's memory.
+    """
+    found = torch.cuda.mem_get_info()[1] if device == "cuda" else machine.describe()["memory_bytes"]
+    for case in cases:
+        size = work.count(case).bytes
+        if size > found // 2:
+            raise ValueError(
+                f"--mix: expected batches in half of the memory ({found // 2 / 1e9:.3g} GB), got {case.name} "
+                f"of {size / 1e9:.3g} GB"
+            )
 
 
 def heads_of(model: str) -> tuple[Heads, ...]:
