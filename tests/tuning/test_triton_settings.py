@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,23 @@ def test_a_table_decides_where_its_key_fits(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.undo()
         measured.in_force.cache_clear()
         config._chosen.cache_clear()
+
+
+def test_an_entry_is_void_when_attention_changes_and_not_else(tmp_path: Path) -> None:
+    folder = Path(settings.__file__).parent
+    kept = [path for path in sorted(folder.glob("*.py")) if path.stem not in settings.OTHERS]
+    assert {path.stem for path in kept} >= {"attention", "tile", "softmax", "plan", "config", "launch", "merge_splits"}
+    for path in kept:  # none of them reaches a file that is left out, but for the look at the tables
+        found = re.findall(r"chunkattn\.backends\.triton(?:\.| import )(\w+)", path.read_text())
+        assert not {*found} & {*settings.OTHERS} - {"settings"}, path.name
+    before = settings.kernel_hash()
+    for number, name in enumerate(("append_kv", "pages", "tile", "plan")):
+        copy = Path(shutil.copytree(folder, tmp_path / str(number)))
+        assert settings.kernel_hash(copy) == before
+        with (copy / f"{name}.py").open("a") as file:
+            file.write("# changed\n")
+        settings.kernel_hash.cache_clear()
+        assert (settings.kernel_hash(copy) != before) == (name in ("tile", "plan"))
 
 
 @needs_triton

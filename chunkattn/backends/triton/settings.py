@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from chunkattn.planning.tuning_table import TuningKey
 
 _KERNEL = ("block_m", "block_n", "num_warps", "num_stages", "ctas_per_sm")
+# Files of this folder that attention's speed does not depend on.
+OTHERS = ("append_kv", "backend", "figures", "merge_states", "pages", "quantize", "settings", "token_places")
 _CUT = {"items_per_worker": (8, 4, 16), "split_cost": (128, 32, 512)}
 
 
@@ -103,11 +105,12 @@ def measured_config(key: TuningKey, of: Gpu) -> KernelConfig | None:
 
 
 @functools.cache
-def kernel_hash() -> str:
-    """Of what the kernels are made from: this folder and Triton itself."""
+def kernel_hash(folder: Path = Path(__file__).parent) -> str:
+    """Of what attention and its plan are made from: the files of this folder, and Triton itself."""
     digest = hashlib.sha256(_triton_version().encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
+    for path in sorted(folder.glob("*.py")):
+        if path.stem not in OTHERS:
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
