@@ -30,7 +30,8 @@ class Backend(Protocol):
     A backend with settings that can be tuned also has ``settings_space(spec)`` (dictionaries of integers, the default
     first), ``mix_class(spec, q_lens, kv_lens)``, ``tuning_key(spec, mix_class)``, ``planned(spec, q_lens, kv_lens)`` (a
     `WorkSpec` and the plan's words) and the context manager ``with_settings(values)``. It looks measured settings up in
-    `chunkattn.planning.measured` by itself.
+    `chunkattn.planning.measured` by itself. One whose settings choose a kernel has ``kernel_of(values)`` and
+    ``compiled(args, gpu)`` (registers, spilled and shared bytes, for a GPU that need not be there) too.
 
     Each function writes what its op declares as mutated and nothing else.
     """
