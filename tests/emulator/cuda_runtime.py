@@ -96,7 +96,7 @@ def _library() -> ctypes.CDLL | None:
         include = Path("/usr/local/cuda/include")
     if not (include / "cuda_runtime_api.h").exists():
         return None
-    sources = [SOURCE / "fake_cudart.cpp", SOURCE / "tensor_map.h"]
+    sources = [SOURCE / name for name in ("fake_cudart.cpp", "tensor_map_encoder.h", "tensor_map.h")]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     target = cache_directory() / f"fake_cudart-{digest}" / "libcudart.so.13"
     if not target.exists():

@@ -301,97 +301,6 @@ def test_fault_is_named(case: Case, fault: str) -> None:
     assert found & kinds, f"found {found or 'nothing'}, expected one of {kinds}"
 
 
-def kinds_of(body: str, **arguments) -> tuple[set[str], str]:
-    _, result = snippet.run(body, module=SHARED, **arguments)
-    return result.kinds, "\n".join(map(str, result.all_findings))
-
-
-def test_bounds_name_the_buffer_and_the_distance() -> None:
-    kinds, report = kinds_of("ld.global.u32 %r1, [%in+1000];")
-    assert kinds == {"bounds"}
-    assert "872 bytes past the end of 'in'" in report
-    kinds, report = kinds_of("st.global.u32 [%out+-4], %r1;", out=torch.zeros(32, dtype=torch.int32))
-    assert "bounds" in kinds
-    kinds, report = kinds_of("mov.u32 %r1, tile; ld.shared.u32 %r2, [%r1+8192];")
-    assert kinds == {"bounds"}
-    assert "past the end of shared memory" in report
-
-
-def test_alignment() -> None:
-    kinds, _ = kinds_of("ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%in+4];")
-    assert kinds == {"alignment"}
-    kinds, _ = kinds_of("mov.u32 %r1, tile; st.shared.v2.u32 [%r1+4], {%thread, %thread};")
-    assert kinds == {"alignment"}
-
-
-def test_read_only() -> None:
-    kinds, report = kinds_of("st.global.u32 [%my_in], %thread;")
-    assert kinds == {"read-only"}
-    assert "'in'" in report
-
-
-UNDEFINED_SINKS = {
-    "stored value": "mov.u32 %r1, tile; ld.shared.u32 %r2, [%r1]; add.u32 %r2, %r2, 1; st.global.u32 [%my_out], %r2;",
-    "address": "mov.u32 %r1, tile; ld.shared.u32 %r2, [%r1]; and.b32 %r2, %r2, 0; cvt.u64.u32 %rd1, %r2;"
-    "add.s64 %rd1, %rd1, %in; ld.global.u32 %r3, [%rd1];",
-    "branch": "mov.u32 %r1, tile; ld.shared.u32 %r2, [%r1]; setp.eq.u32 %p1, %r2, 0; @%p1 bra L; L:",
-    "register": "st.global.u32 [%my_out], %r50;",
-    "matrix": "mov.u32 %r1, tile; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r2}, [%r1]; st.global.u32 [%my_out], %r2;",
-}
-
-
-@pytest.mark.parametrize("body", UNDEFINED_SINKS.values(), ids=UNDEFINED_SINKS.keys())
-def test_undefined_data_is_reported_at_its_sink(body: str) -> None:
-    kinds, _ = kinds_of(body)
-    assert kinds == {"undefined"}
-
-
-def test_undefined_data_that_is_masked_is_fine() -> None:
-    """A select, a predicate and an overwrite each stop undefined data."""
-    kinds, report = kinds_of("""
-      mov.u32 %r1, tile; ld.shared.u32 %r2, [%r1];
-      setp.gt.u32 %p1, %thread, 100;
-      selp.b32 %r3, %r2, 7, %p1;
-      st.global.u32 [%my_out], %r3;
-      setp.eq.and.u32 %p2, %r2, 0, %p1;
-      @%p2 st.global.u32 [%my_out], %r2;
-      mov.u32 %r2, 3;
-      st.global.u32 [%my_out], %r2;
-    """)
-    assert not kinds, report
-
-
-def test_undefined_global_memory() -> None:
-    from .launch import Buffer, PtxModule
-
-    data, out = torch.zeros(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
-    module = PtxModule(snippet.kernel_text("ld.global.u32 %r1, [%my_in]; st.global.u32 [%my_out], %r1;"))
-    buffers = [Buffer.of(data, "workspace", defined=False), Buffer.of(out, "out")]
-    result = module.launch("snippet", 1, 32, [data, out], buffers)
-    assert result.kinds == {"undefined"}
-
-
-def test_aligned_instruction_in_divergent_code() -> None:
-    kinds, _ = kinds_of("setp.lt.u32 %p1, %lane, 16; @%p1 bra L; bar.sync 0; L:")
-    assert kinds == {"convergence"}
-
-
-def test_shuffle_from_an_absent_lane() -> None:
-    kinds, _ = kinds_of("setp.lt.u32 %p1, %lane, 16; @!%p1 bra L; shfl.sync.bfly.b32 %r1, %thread, 16, 31, 0xffff; L:")
-    assert kinds == {"convergence"}
-
-
-def test_deadlock_names_positions() -> None:
-    kinds, report = kinds_of(
-        "mov.u32 %r2, full; mbarrier.init.shared.b64 [%r2], 2; mbarrier.arrive.shared.b64 %rd1, [%r2];"
-        "L: mbarrier.try_wait.shared.b64 %p2, [%r2], %rd1; @!%p2 bra L;",
-        threads=1,
-    )
-    assert "deadlock" in kinds
-    assert "warp 0 spins" in report
-    assert "1 of 2 arrivals" in report
-
-
 def test_every_body_is_accepted_by_ptxas() -> None:
     if snippet.ptxas_path() is None:
         pytest.skip("ptxas is not installed")
@@ -410,14 +319,33 @@ def test_unordered_writes_of_equal_bytes_may_be_allowed(check: bool, value: str)
     assert (result.kinds == {"shared-race"}) == (check or value == "%thread")
 
 
-def test_lanes_on_their_way_to_a_barrier_are_waited_for() -> None:
-    """A compiler may put what thread 0 does behind the barrier in the text; hardware reconverges there."""
+def test_bytes_of_one_word_are_kept_apart() -> None:
+    """Warp 0 writes the even bytes, warp 1 the odd ones; then both read all of them."""
     body = """
-      mov.u32 %r1, tile; mov.u32 %r3, 7; setp.eq.u32 %p1, %thread, 0; @%p1 bra THEN;
-      JOIN: bar.sync 0; ld.shared.u32 %r2, [%r1]; st.global.u32 [%my_out], %r2; bra DONE;
-      THEN: st.shared.u32 [%r1], %r3; bra JOIN;
-      DONE:"""
+      mov.u32 %r1, tile; shl.b32 %r2, %lane, 1; add.u32 %r3, %r1, %r2; shr.u32 %r4, %thread, 5; add.u32 %r3, %r3, %r4;
+      st.shared.u8 [%r3], %thread; {barrier} add.u32 %r3, %r1, %r2; ld.shared.u16 %h1, [%r3];
+      cvt.u32.u16 %r5, %h1; st.global.u32 [%my_out], %r5;
+    """
     for seed in range(4):
-        out, result = snippet.run(body, threads=64, module=SHARED, options=Options.for_seed(seed))
+        run = {"threads": 64, "module": SHARED, "options": Options.for_seed(seed)}
+        out, result = snippet.run(body.format(barrier="bar.sync 0;"), **run)
         result.require_clean()
-        assert (out == 7).all()
+        assert out.tolist() == 2 * [lane | (lane + 32) << 8 for lane in range(32)]
+        _, result = snippet.run(body.format(barrier=""), **run)
+        assert result.kinds >= {"shared-race"}
+
+
+@pytest.mark.parametrize("barrier", ["bar.sync 0;", ""])
+@pytest.mark.parametrize("width", ["v4.u32", "u32"])
+def test_a_byte_written_after_wide_reads(width: str, barrier: str) -> None:
+    """Words written one by one and read by four or one by one; then one byte of them is written."""
+    registers = "{%r5, %r6, %r7, %r8}" if width == "v4.u32" else "%r5"
+    body = f"""
+      mov.u32 %r1, tile; shl.b32 %r2, %thread, 2; add.u32 %r3, %r1, %r2; st.shared.u32 [%r3], %thread; bar.sync 0;
+      shl.b32 %r2, %lane, {4 if width == "v4.u32" else 2}; and.b32 %r2, %r2, 255; add.u32 %r3, %r1, %r2;
+      ld.shared.{width} {registers}, [%r3]; st.global.u32 [%my_out], %r5;
+      {barrier}
+      setp.eq.u32 %p1, %thread, 0; @%p1 st.shared.u8 [%r1+7], %thread;
+    """
+    _, result = snippet.run(body, threads=64, module=SHARED)
+    assert result.kinds == (set() if barrier else {"shared-race"})

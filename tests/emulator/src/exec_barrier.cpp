@@ -22,7 +22,7 @@ void give_votes(Warp& warp, const NamedBarrier& barrier) {
   if (inst.operands[0] < 0) return;
   const u32 mask = warp.mask;
   if (inst.atomic == AtomicOp::Add) {
-    FOR_ACTIVE_LANES (warp, lane) lanes<u32>(warp, inst.operands[0])[lane] = barrier.votes_count;
+    FOR_ACTIVE_LANES(warp, lane) lanes<u32>(warp, inst.operands[0])[lane] = barrier.votes_count;
   } else {
     const bool result = inst.atomic == AtomicOp::And ? barrier.votes_all : barrier.votes_any;
     set_predicate(warp, inst.operands[0], result ? mask : 0);
@@ -80,12 +80,14 @@ void exec_barrier(Warp& warp, const Instruction& inst) {
   NamedBarrier& barrier = cta.barriers[id];
   if (barrier.arrived_threads && (barrier.expected_threads != expected && !(whole && barrier.whole)))
     report(warp, inst, "barrier",
-           format("barrier %u is used with %u threads here and with %u elsewhere", id, expected, barrier.expected_threads));
+           format("barrier %u is used with %u threads here and with %u elsewhere", id, expected,
+                  barrier.expected_threads));
   barrier.whole = whole;
   barrier.expected_threads = expected;
   barrier.arrived_threads += kWarpSize;
   if (inst.operands[3] >= 0) {
-    const u32 votes = (inst.predicate_negated ? ~predicate(warp, inst.operands[3]) : predicate(warp, inst.operands[3])) & warp.mask;
+    const u32 votes =
+        (inst.predicate_negated ? ~predicate(warp, inst.operands[3]) : predicate(warp, inst.operands[3])) & warp.mask;
     barrier.votes_all &= votes == warp.mask;
     barrier.votes_any |= votes != 0;
     barrier.votes_count += __builtin_popcount(votes);
@@ -148,8 +150,7 @@ void exec_cluster_arrive(Warp& warp, const Instruction& inst) {
 void exec_cluster_wait(Warp& warp, const Instruction& inst) {
   if (!require_full_warp(warp, inst)) return;
   Cluster& cluster = *warp.cta->cluster;
-  if (warp.cluster_phase == warp.cluster_waited)
-    fail(warp, inst, "barrier", "barrier.cluster.wait without an arrive");
+  if (warp.cluster_phase == warp.cluster_waited) fail(warp, inst, "barrier", "barrier.cluster.wait without an arrive");
   warp.barrier_instruction = &inst;
   if (cluster.cluster_phase >= warp.cluster_phase) {
     warp.cluster_waited = warp.cluster_phase;
@@ -190,7 +191,8 @@ void complete_phase_if_done(Cta& cta, MBarrier& barrier) {
 
 void arrive(Cta& cta, Warp& warp, const Instruction& inst, MBarrier& barrier, u32 count) {
   if (barrier.pending_arrivals < count)
-    fail(warp, inst, "barrier", format("mbarrier: %u arrivals where %u are still expected", count, barrier.pending_arrivals));
+    fail(warp, inst, "barrier",
+         format("mbarrier: %u arrivals where %u are still expected", count, barrier.pending_arrivals));
   barrier.pending_arrivals -= count;
   complete_phase_if_done(cta, barrier);
   cta.cluster->progress++;
@@ -208,8 +210,9 @@ MBarrier& mbarrier_at(Warp& warp, const Instruction& inst, const SharedTarget& t
   const bool seen = barrier.initialised_at <= warp.view.seen.get(barrier.initialiser);
   const bool through_cluster = barrier.init_fenced && warp.cluster_waited > barrier.init_fenced_phase;
   if (!seen && !through_cluster && warp.cta->launch->options.check_races)
-    report(warp, inst, "barrier", format("mbarrier at shared+0x%x is used without synchronisation after its init by %s",
-                                         target.offset, warp.cta->cluster->agent_name(barrier.initialiser).c_str()));
+    report(warp, inst, "barrier",
+           format("mbarrier at shared+0x%x is used without synchronisation after its init by %s", target.offset,
+                  warp.cta->cluster->agent_name(barrier.initialiser).c_str()));
   return barrier;
 }
 
@@ -227,13 +230,14 @@ void check_mbarrier_for_async(Warp& warp, const Instruction& inst, MBarrier& bar
   if (barrier.initialised_at <= warp.view.fenced.get(barrier.initialiser)) return;
   report(warp, inst, "proxy",
          format("mbarrier at shared+0x%x: its init is not visible to the async proxy "
-                "(no fence.mbarrier_init or fence.proxy.async)", offset));
+                "(no fence.mbarrier_init or fence.proxy.async)",
+                offset));
 }
 
 /// operands: arrival count.
 void exec_mbarrier_init(Warp& warp, const Instruction& inst) {
   Cta& cta = *warp.cta;
-  FOR_ACTIVE_LANES (warp, lane) {
+  FOR_ACTIVE_LANES(warp, lane) {
     const SharedTarget target = mbarrier_target(warp, inst, lane);
     if (target.cta != &cta) fail(warp, inst, "barrier", "mbarrier.init of another CTA's barrier");
     const auto old = cta.mbarriers.find(target.offset);
@@ -255,14 +259,14 @@ void exec_mbarrier_init(Warp& warp, const Instruction& inst) {
 }
 
 void exec_mbarrier_inval(Warp& warp, const Instruction& inst) {
-  FOR_ACTIVE_LANES (warp, lane) mbarrier_at(warp, inst, mbarrier_target(warp, inst, lane)).live = false;
+  FOR_ACTIVE_LANES(warp, lane) mbarrier_at(warp, inst, mbarrier_target(warp, inst, lane)).live = false;
 }
 
 /// operands: state (or -1), bytes of expect_tx (or -1), arrival count (or -1).
 void exec_mbarrier_arrive(Warp& warp, const Instruction& inst) {
   const MBarrier* joined = nullptr;  // the lanes of a warp mostly arrive on one barrier
   u32 joined_phase = 0;
-  FOR_ACTIVE_LANES (warp, lane) {
+  FOR_ACTIVE_LANES(warp, lane) {
     const SharedTarget target = mbarrier_target(warp, inst, lane);
     MBarrier& barrier = mbarrier_at(warp, inst, target);
     if (inst.operands[0] >= 0)
@@ -294,9 +298,15 @@ void exec_mbarrier_arrive(Warp& warp, const Instruction& inst) {
 void exec_mbarrier_wait(Warp& warp, const Instruction& inst) {
   u32 done = 0;
   bool first_phase = true;  // nothing has completed yet: the wait is for what precedes the first phase
-  const MBarrier* joined = nullptr;
-  FOR_ACTIVE_LANES (warp, lane) {
-    const MBarrier& barrier = mbarrier_at(warp, inst, mbarrier_target(warp, inst, lane));
+  const MBarrier *joined = nullptr, *found = nullptr;
+  u64 addresses[kWarpSize], found_at = 0;
+  lane_addresses(warp, inst.address, addresses);
+  FOR_ACTIVE_LANES(warp, lane) {
+    if (!found || addresses[lane] != found_at) {  // the lanes of a warp mostly wait for one barrier
+      found = &mbarrier_at(warp, inst, mbarrier_target(warp, inst, lane));
+      found_at = addresses[lane];
+    }
+    const MBarrier& barrier = *found;
     bool complete;
     if (inst.parity)
       complete = ((barrier.phase - 1) & 1) == (lanes<u32>(warp, inst.operands[1])[lane] & 1);
@@ -317,16 +327,17 @@ void exec_mbarrier_wait(Warp& warp, const Instruction& inst) {
 
 /// operands: count, state.
 void exec_mbarrier_pending_count(Warp& warp, const Instruction& inst) {
-  FOR_ACTIVE_LANES (warp, lane)
-    lanes<u32>(warp, inst.operands[0])[lane] = u32(lanes<u64>(warp, inst.operands[1])[lane]);
+  FOR_ACTIVE_LANES(warp, lane)
+  lanes<u32>(warp, inst.operands[0])[lane] = u32(lanes<u64>(warp, inst.operands[1])[lane]);
 }
 
 void mbarrier_complete_bytes(Cta& cta, Warp& issuer, const Instruction& inst, u32 offset, s64 bytes) {
   MBarrier& barrier = cta.mbarriers[offset];
   barrier.pending_bytes -= bytes;
   if (barrier.pending_bytes < 0 && barrier.pending_arrivals == 0)
-    report(issuer, inst, "barrier", format("mbarrier shared+0x%x: %lld bytes more than expect_tx announced", offset,
-                                           (long long)-barrier.pending_bytes));
+    report(issuer, inst, "barrier",
+           format("mbarrier shared+0x%x: %lld bytes more than expect_tx announced", offset,
+                  (long long)-barrier.pending_bytes));
   complete_phase_if_done(cta, barrier);
 }
 

@@ -7,74 +7,10 @@
 #include "handlers.h"
 #include "memory.h"
 #include "reduction.h"
+#include "tensor_tile.h"
 
 namespace ptxemu {
 namespace {
-
-// ---------------------------------------------------------------- tiles
-
-/// A run of bytes of a tensor tile: one 16-byte chunk of shared memory.
-struct TileChunk {
-  u32 shared_offset;     // from the start of the tile, before the swizzle
-  u64 global_address;    // of the first element that is inside the tensor
-  u32 skip, bytes;       // where the bytes inside the tensor lie in the chunk; bytes 0: all outside
-};
-
-u32 tile_bytes(const TensorMap& map) {
-  u32 elements = 1;
-  for (int k = 0; k < map.rank; k++) elements *= (map.box[k] + map.element_stride[k] - 1) / map.element_stride[k];
-  return elements * map.element_bytes();
-}
-
-/// A row of a tile along the innermost dimension, and the part of it that lies inside the tensor.
-struct TileRow {
-  u32 shared_offset;
-  u64 global_address;
-  u32 skip, bytes;  // bytes 0: all outside
-};
-
-/// Calls visit(row) for all rows of a tile.
-template <class F>
-void for_each_tile_row(const TensorMap& map, const s32* coordinates, F visit) {
-  const s64 element = map.element_bytes();
-  u32 extent[5];
-  for (int k = 0; k < 5; k++)
-    extent[k] = k < map.rank ? (map.box[k] + map.element_stride[k] - 1) / map.element_stride[k] : 1;
-  const s64 first = coordinates[0];
-  const s64 begin = std::max<s64>(first, 0), end = std::min<s64>(first + extent[0], map.dim[0]);
-  const u32 row_bytes = extent[0] * element;
-  u32 offset = 0;
-  for (u32 i4 = 0; i4 < extent[4]; i4++)
-    for (u32 i3 = 0; i3 < extent[3]; i3++)
-      for (u32 i2 = 0; i2 < extent[2]; i2++)
-        for (u32 i1 = 0; i1 < extent[1]; i1++, offset += row_bytes) {
-          const u32 index[5] = {0, i1, i2, i3, i4};
-          bool inside = begin < end;
-          u64 base = map.address;
-          for (int k = 1; k < map.rank; k++) {
-            const s64 at = s64(coordinates[k]) + s64(index[k]) * map.element_stride[k];
-            inside &= at >= 0 && at < s64(map.dim[k]);
-            base += at * map.stride[k - 1];
-          }
-          TileRow row{offset, 0, 0, 0};
-          if (inside) row = {offset, base + begin * element, u32((begin - first) * element), u32((end - begin) * element)};
-          visit(row);
-        }
-}
-
-/// Calls visit(chunk) for all chunks of a tile, innermost dimension first.
-template <class F>
-void for_each_tile_chunk(const TensorMap& map, const s32* coordinates, F visit) {
-  const u32 row_bytes = map.box[0] * map.element_bytes();  // element strides are refused where a copy is issued
-  for_each_tile_row(map, coordinates, [&](const TileRow& row) {
-    for (u32 byte = 0; byte < row_bytes; byte += 16) {
-      TileChunk chunk{row.shared_offset + byte, 0, 0, 0};
-      const u32 begin = std::max(byte, row.skip), end = std::min(byte + 16, row.skip + row.bytes);
-      if (begin < end) chunk = {chunk.shared_offset, row.global_address + (begin - row.skip), begin - byte, end - begin};
-      visit(chunk);
-    }
-  });
-}
 
 void fill_outside(const TensorMap& map, u8* to) {
   memset(to, 0, 16);
@@ -123,13 +59,18 @@ void round_to_tf32(u8* bytes) {
 }
 
 void load_tile(const BulkOp& op, Cta& cta, u32 destination) {
-  const bool rounds = op.map->element_type == kElementTF32 || op.map->element_type == kElementTF32Ftz;
-  for_each_tile_chunk(*op.map, op.coordinates, [&](const TileChunk& chunk) {
-    u8 bytes[16];
-    if (chunk.bytes < 16) fill_outside(*op.map, bytes);
-    if (chunk.bytes) memcpy(bytes + chunk.skip, reinterpret_cast<const u8*>(chunk.global_address), chunk.bytes);
-    if (rounds) round_to_tf32(bytes);
-    memcpy(&cta.shared[swizzled(*op.map, destination, chunk.shared_offset)], bytes, 16);
+  const TensorMap& map = *op.map;
+  const bool rounds = map.element_type == kElementTF32 || map.element_type == kElementTF32Ftz;
+  for_each_tile_chunk(map, op.coordinates, [&](const TileChunk& chunk) {
+    u8* to = &cta.shared[swizzled(map, destination, chunk.shared_offset)];
+    const u8* from = reinterpret_cast<const u8*>(chunk.global_address);
+    if (chunk.bytes == 16) {
+      memcpy(to, from, 16);  // of a known size, since this is the rule
+    } else {
+      fill_outside(map, to);
+      if (chunk.bytes) memcpy(to + chunk.skip, from, chunk.bytes);
+    }
+    if (rounds) round_to_tf32(to);
   });
 }
 
@@ -267,7 +208,7 @@ void complete_bulk(const BulkOp& op) {
 /// address: destination, address2: mbarrier (loads); operands: source or destination in global memory or
 /// the shared source, multicast mask; then size.
 void exec_bulk_copy(Warp& warp, const Instruction& inst) {
-  FOR_ACTIVE_LANES (warp, lane) {
+  FOR_ACTIVE_LANES(warp, lane) {
     BulkOp op;
     op.instruction = &inst;
     op.issuer = &warp;
@@ -275,7 +216,8 @@ void exec_bulk_copy(Warp& warp, const Instruction& inst) {
     const u32 bytes = lanes<u32>(warp, inst.operands[2])[lane];
     if (bytes % 16) fail(warp, inst, "alignment", format("bulk copy of %u bytes, not a multiple of 16", bytes));
     if (!bytes) continue;
-    const u64 other = inst.value64 ? lanes<u64>(warp, inst.operands[0])[lane] : lanes<u32>(warp, inst.operands[0])[lane];
+    const u64 other =
+        inst.value64 ? lanes<u64>(warp, inst.operands[0])[lane] : lanes<u32>(warp, inst.operands[0])[lane];
     bool defined = true;
     GlobalAccess how;
     how.async_proxy = true;
@@ -315,16 +257,18 @@ void exec_bulk_copy(Warp& warp, const Instruction& inst) {
 /// address: shared side, address2: mbarrier (loads); operands: tensor map, multicast mask; coordinates.
 void exec_tensor_copy(Warp& warp, const Instruction& inst) {
   const size_t issued_before = warp.bulk.size();
-  FOR_ACTIVE_LANES (warp, lane) {
+  FOR_ACTIVE_LANES(warp, lane) {
     BulkOp op;
     op.instruction = &inst;
     op.issuer = &warp;
     op.lanes = 1u << lane;
     op.map = &tensor_map_at(warp, inst, lanes<u64>(warp, inst.operands[0])[lane]);
     if (op.map->rank != inst.coordinates.size())
-      fail(warp, inst, "tensor-map", format("%zu coordinates for a tensor map of rank %d", inst.coordinates.size(), op.map->rank));
+      fail(warp, inst, "tensor-map",
+           format("%zu coordinates for a tensor map of rank %d", inst.coordinates.size(), op.map->rank));
     if (inst.bulk == BulkKind::Prefetch) continue;
-    for (size_t k = 0; k < inst.coordinates.size(); k++) op.coordinates[k] = lanes<s32>(warp, inst.coordinates[k])[lane];
+    for (size_t k = 0; k < inst.coordinates.size(); k++)
+      op.coordinates[k] = lanes<s32>(warp, inst.coordinates[k])[lane];
     const u32 bytes = tile_bytes(*op.map);
     for (int k = 0; k < op.map->rank; k++)
       if (op.map->element_stride[k] != 1) fail(warp, inst, "unsupported", "tensor map with element strides");
@@ -356,9 +300,9 @@ void exec_tensor_copy(Warp& warp, const Instruction& inst) {
 void exec_bulk_commit(Warp& warp, const Instruction& inst) {
   bool empty = true;
   for (const BulkOp& op : warp.bulk)
-    FOR_ACTIVE_LANES (warp, lane) empty &= !(op.lanes >> lane & 1) || op.group != warp.bulk_group[lane];
+    FOR_ACTIVE_LANES(warp, lane) empty &= !(op.lanes >> lane & 1) || op.group != warp.bulk_group[lane];
   inst.idle += empty;
-  FOR_ACTIVE_LANES (warp, lane) warp.bulk_group[lane]++;
+  FOR_ACTIVE_LANES(warp, lane) warp.bulk_group[lane]++;
   warp.bulk_epoch++;
 }
 
@@ -369,8 +313,8 @@ void exec_bulk_wait(Warp& warp, const Instruction& inst) {
   bool idle = true;
   std::erase_if(queue, [&](BulkOp& op) {
     u32 covered = 0;
-    FOR_ACTIVE_LANES (warp, lane)
-      covered |= u32(s64(op.group) < s64(warp.bulk_group[lane]) - inst.immediate) << lane;
+    FOR_ACTIVE_LANES(warp, lane)
+    covered |= u32(s64(op.group) < s64(warp.bulk_group[lane]) - inst.immediate) << lane;
     covered &= inst.wait_read ? op.unread_lanes : op.lanes;
     idle &= !covered;
     if (covered) perform_store(op);

@@ -13,8 +13,12 @@ void move_bytes(Warp& warp, CpAsyncOp& op, int lane) {
   op.done |= 1u << lane;
   const u32 total = op.instruction->copy_bytes, bytes = op.source_bytes[lane];
   u8* to = &warp.cta->shared[op.destination[lane]];
-  if (bytes) memcpy(to, reinterpret_cast<const u8*>(op.source[lane]), bytes);
-  if (bytes < total) memset(to + bytes, 0, total - bytes);
+  if (bytes == 16) {
+    memcpy(to, reinterpret_cast<const u8*>(op.source[lane]), 16);  // of a known size, since this is the rule
+  } else {
+    memcpy(to, reinterpret_cast<const u8*>(op.source[lane]), bytes);
+    memset(to + bytes, 0, total - bytes);
+  }
   warp.cta->shared_version++;
 }
 
@@ -50,18 +54,25 @@ void exec_cp_async(Warp& warp, const Instruction& inst) {
   op.mask = warp.mask;
   op.epoch = warp.cp_async_epoch;
   const Accessor who{warp.engine(AgentKind::CpAsync), op.epoch, &warp.view, false};
-  FOR_ACTIVE_LANES (warp, lane) {
-    const SharedTarget target =
-        locate_shared(warp, inst, lane_address(warp, inst.address, lane), inst.copy_bytes, true);
-    op.destination[lane] = target.offset;
-    op.source[lane] = lane_address(warp, inst.address2, lane);
+  u64 destinations[kWarpSize];
+  lane_addresses(warp, inst.address, destinations);
+  lane_addresses(warp, inst.address2, op.source);
+  u32 whole = 0;  // lanes that copy all of copy_bytes
+  FOR_ACTIVE_LANES(warp, lane) {
     u32 bytes = inst.operands[0] >= 0 ? lanes<u32>(warp, inst.operands[0])[lane] : u32(inst.copy_bytes);
     if (inst.ignore_source >= 0 && (predicate(warp, inst.ignore_source) >> lane & 1)) bytes = 0;
     if (bytes > u32(inst.copy_bytes)) fail(warp, inst, "bounds", "cp.async with src-size beyond cp-size");
     op.source_bytes[lane] = bytes;
+    whole |= u32(bytes == u32(inst.copy_bytes)) << lane;
+  }
+  const u32 checked = check_global_runs(warp, inst, op.source, inst.copy_bytes, whole, false);
+  FOR_ACTIVE_LANES(warp, lane) {
+    const SharedTarget target = locate_shared(warp, inst, destinations[lane], inst.copy_bytes, true);
+    op.destination[lane] = target.offset;
     op.group[lane] = warp.cp_async_group[lane];
+    const u32 bytes = op.source_bytes[lane];
     bool defined = true;
-    if (bytes) {
+    if (bytes && !(checked >> lane & 1)) {
       if (op.source[lane] % inst.copy_bytes)
         fail(warp, inst, "alignment", format("cp.async source not aligned to %d bytes", inst.copy_bytes));
       read_global(warp, inst, op.source[lane], bytes, 0, {}, defined);
@@ -72,18 +83,16 @@ void exec_cp_async(Warp& warp, const Instruction& inst) {
     }
     launch.counters.async_bytes_read += bytes;
   }
-  if (launch.options.async == AsyncMode::Eager)
-    FOR_ACTIVE_LANES (warp, lane) move_bytes(warp, op, lane);
+  if (launch.options.async == AsyncMode::Eager) FOR_ACTIVE_LANES(warp, lane) move_bytes(warp, op, lane);
   warp.cp_async.push_back(op);
 }
 
 void exec_cp_async_commit(Warp& warp, const Instruction& inst) {
   bool empty = true;
-  for (const CpAsyncOp& op : warp.cp_async)
-    FOR_ACTIVE_LANES (warp, lane)
-      empty &= op.kind != CpAsyncOp::Copy || !(op.mask >> lane & 1) || op.group[lane] != warp.cp_async_group[lane];
+  for (const CpAsyncOp& op : warp.cp_async) FOR_ACTIVE_LANES(warp, lane)
+  empty &= op.kind != CpAsyncOp::Copy || !(op.mask >> lane & 1) || op.group[lane] != warp.cp_async_group[lane];
   inst.idle += empty;
-  FOR_ACTIVE_LANES (warp, lane) warp.cp_async_group[lane]++;
+  FOR_ACTIVE_LANES(warp, lane) warp.cp_async_group[lane]++;
   warp.cp_async_epoch++;
 }
 
@@ -92,13 +101,13 @@ void exec_cp_async_wait(Warp& warp, const Instruction& inst) {
   bool idle = true;
   for (CpAsyncOp& op : warp.cp_async) {
     if (op.kind != CpAsyncOp::Copy) continue;
-    FOR_ACTIVE_LANES (warp, lane)
-      if ((op.mask >> lane & 1) &&
-          (inst.wait_all || s64(op.group[lane]) < s64(warp.cp_async_group[lane]) - inst.immediate)) {
-        idle = false;
-        move_bytes(warp, op, lane);
-        op.mask &= ~(1u << lane);
-      }
+    FOR_ACTIVE_LANES(warp, lane)
+    if ((op.mask >> lane & 1) &&
+        (inst.wait_all || s64(op.group[lane]) < s64(warp.cp_async_group[lane]) - inst.immediate)) {
+      idle = false;
+      move_bytes(warp, op, lane);
+      op.mask &= ~(1u << lane);
+    }
   }
   inst.idle += idle;
   drop_finished(warp.cp_async);
@@ -111,7 +120,7 @@ void exec_cp_async_mbarrier_arrive(Warp& warp, const Instruction& inst) {
   op.instruction = &inst;
   op.mask = warp.mask;
   op.epoch = warp.cp_async_epoch++;
-  FOR_ACTIVE_LANES (warp, lane) {
+  FOR_ACTIVE_LANES(warp, lane) {
     const SharedTarget target = shared_target(warp, inst, lane_address(warp, inst.address, lane));
     MBarrier& barrier = mbarrier_at(warp, inst, target);
     op.destination[lane] = target.offset;
@@ -141,8 +150,7 @@ bool complete_cp_async_arrive(Warp& warp) {
   queue[arrive].mask = 0;
   drop_finished(queue);
   for (int lane = 0; lane < kWarpSize; lane++)
-    if (op.mask >> lane & 1)
-      mbarrier_complete_arrival(*warp.cta, warp, *op.instruction, op.destination[lane], view);
+    if (op.mask >> lane & 1) mbarrier_complete_arrival(*warp.cta, warp, *op.instruction, op.destination[lane], view);
   warp.cta->cluster->progress++;
   return true;
 }

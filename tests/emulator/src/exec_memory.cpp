@@ -42,7 +42,8 @@ void count_global(Warp& warp, const u64* address, u32 bytes, u32 mask, bool is_s
   int count = 0;
   for (int lane = 0; lane < kWarpSize; lane++) {
     if (!(mask >> lane & 1)) continue;
-    for (u64 sector = address[lane] / 32; sector <= (address[lane] + bytes - 1) / 32; sector++) sectors[count++] = sector;
+    for (u64 sector = address[lane] / 32; sector <= (address[lane] + bytes - 1) / 32; sector++)
+      sectors[count++] = sector;
   }
   std::sort(sectors, sectors + count);
   counters.global_sectors += std::unique(sectors, sectors + count) - sectors;
@@ -113,20 +114,56 @@ void write_slot(Warp& warp, int slot, RegClass cls, int lane, u64 value) {
   }
 }
 
-u64 load_element(const u8* from, int bytes, bool sign_extend) {
-  switch (bytes) {
-    case 1: return sign_extend ? u64(s64(*(const s8*)from)) : *from;
-    case 2: return sign_extend ? u64(s64(*(const s16*)from)) : *(const u16*)from;
-    case 4: return sign_extend ? u64(s64(*(const s32*)from)) : *(const u32*)from;
-    default: return *(const u64*)from;
+/// Loads of one element by the active lanes, as T in memory and D in the register.
+template <class T, class D>
+void load_lanes(Warp& warp, u8* const* memory, int offset, int slot) {
+  D* to = lanes<D>(warp, slot);
+  FOR_ACTIVE_LANES(warp, lane) {
+    T value;
+    memcpy(&value, memory[lane] + offset, sizeof value);
+    to[lane] = D(value);
   }
+}
+
+template <class T>
+void load_lanes(Warp& warp, u8* const* memory, int offset, int slot, RegClass cls) {
+  switch (cls) {
+    case RegClass::B16: return load_lanes<T, u16>(warp, memory, offset, slot);
+    case RegClass::B32: return load_lanes<T, u32>(warp, memory, offset, slot);
+    default: return load_lanes<T, u64>(warp, memory, offset, slot);
+  }
+}
+
+void load_element(Warp& warp, const Instruction& inst, u8* const* memory, int offset, int slot, RegClass cls) {
+  switch (inst.element_bytes) {
+    case 1:
+      return inst.sign_extend ? load_lanes<s8>(warp, memory, offset, slot, cls)
+                              : load_lanes<u8>(warp, memory, offset, slot, cls);
+    case 2:
+      return inst.sign_extend ? load_lanes<s16>(warp, memory, offset, slot, cls)
+                              : load_lanes<u16>(warp, memory, offset, slot, cls);
+    case 4:
+      return inst.sign_extend ? load_lanes<s32>(warp, memory, offset, slot, cls)
+                              : load_lanes<u32>(warp, memory, offset, slot, cls);
+    case 8: return load_lanes<u64>(warp, memory, offset, slot, cls);
+    default: FOR_ACTIVE_LANES(warp, lane) memcpy(warp.registers + slot + 16 * lane, memory[lane] + offset, 16);
+  }
+}
+
+bool all_global(const Warp& warp, const u64* addresses) {
+  bool all = true;
+  FOR_ACTIVE_LANES(warp, lane) {
+    u64 address = addresses[lane];
+    all &= resolve_space(Space::Generic, address) == Space::Global;
+  }
+  return all;
 }
 
 u8* local_bytes(Warp& warp, const Instruction& inst, u64 address, u32 bytes, int lane, std::vector<u8>& memory) {
   const size_t per_lane = warp.cta->launch->program->local_bytes;
   if (address + bytes > per_lane)
-    fail(warp, inst, "bounds", format("local access of %u bytes at %llu of %zu", bytes, (unsigned long long)address,
-                                      per_lane));
+    fail(warp, inst, "bounds",
+         format("local access of %u bytes at %llu of %zu", bytes, (unsigned long long)address, per_lane));
   return &memory[lane * per_lane + address];
 }
 
@@ -161,17 +198,23 @@ u8* access(Warp& warp, const Instruction& inst, Space space, u64 address, u32 by
   }
 }
 
-/// The bytes that a lane stores.
-void store_value(Warp& warp, const Instruction& inst, int lane, u8* to) {
-  const int bytes = inst.element_bytes;
-  for (int k = 0; k < inst.vector_length; k++, to += bytes) {
-    const int slot = inst.operands[k];
-    if (bytes == 16) {
-      memcpy(to, warp.registers + slot + 16 * lane, 16);
-    } else {
-      const u64 value = read_slot(warp, slot, inst.classes[k], lane);
-      memcpy(to, &value, bytes);  // little endian: the low bytes come first
-    }
+template <class T>
+void store_lanes(Warp& warp, u8* const* memory, int offset, int slot, int slot_bytes) {
+  const u8* from = warp.registers + slot;  // little endian: the low bytes come first
+  FOR_ACTIVE_LANES(warp, lane) memcpy(memory[lane] + offset, from + slot_bytes * lane, sizeof(T));
+}
+
+void store_element(Warp& warp, const Instruction& inst, u8* const* memory, int offset, int slot, RegClass cls) {
+  const int width = slot_bytes(cls) / kWarpSize;
+  struct Quad {
+    u64 halves[2];
+  };
+  switch (inst.element_bytes) {
+    case 1: return store_lanes<u8>(warp, memory, offset, slot, width);
+    case 2: return store_lanes<u16>(warp, memory, offset, slot, width);
+    case 4: return store_lanes<u32>(warp, memory, offset, slot, width);
+    case 8: return store_lanes<u64>(warp, memory, offset, slot, width);
+    default: return store_lanes<Quad>(warp, memory, offset, slot, 16);
   }
 }
 
@@ -179,50 +222,62 @@ void store_value(Warp& warp, const Instruction& inst, int lane, u8* to) {
 
 void exec_load_store(Warp& warp, const Instruction& inst) {
   const int count = inst.vector_length, bytes = inst.element_bytes;
+  const u32 size = count * bytes;
   check_address(warp, inst, inst.address);
-  u32 undefined[8] = {};
+  u32 undefined[8] = {}, any_undefined = 0;
   if (inst.is_store && warp.tainted)
-    for (int k = 0; k < count; k++) undefined[k] = poison(warp, inst.operands[k]) & warp.mask;
+    for (int k = 0; k < count; k++) any_undefined |= undefined[k] = poison(warp, inst.operands[k]) & warp.mask;
   u64 addresses[kWarpSize];
+  lane_addresses(warp, inst.address, addresses);
   Space counted = inst.space;
-  FOR_ACTIVE_LANES (warp, lane) {
-    u64 address = lane_address(warp, inst.address, lane);
-    addresses[lane] = address;
+  u32 checked = 0;
+  if (inst.ordering == Ordering::Weak && !any_undefined &&
+      (inst.space == Space::Global || (inst.space == Space::Generic && all_global(warp, addresses)))) {
+    counted = Space::Global;
+    checked = check_global_runs(warp, inst, addresses, size, warp.mask, inst.is_store);
+  }
+
+  // What the lanes store is gathered first: a check of shared memory may want to see it.
+  u8 values[kWarpSize][64];
+  u8* memory[kWarpSize];
+  const bool to_shared = inst.is_store && (inst.space != Space::Global) && !checked;
+  if (to_shared) {
+    FOR_ACTIVE_LANES(warp, lane) memory[lane] = values[lane];
+    for (int k = 0; k < count; k++) store_element(warp, inst, memory, k * bytes, inst.operands[k], inst.classes[k]);
+  }
+  FOR_ACTIVE_LANES(warp, lane) {
+    u64 address = addresses[lane];
+    if (checked >> lane & 1) {
+      memory[lane] = reinterpret_cast<u8*>(address);
+      continue;
+    }
     const Space space = counted = resolve_space(inst.space, address);
     bool defined = true;
     if (inst.is_store)
       for (int k = 0; k < count; k++) defined &= !(undefined[k] >> lane & 1);
-    const bool sink = inst.is_store && !defined && space == Space::Global;
-    if (sink) require_defined(warp, inst, 1u << lane, "value stored to global memory");
-    if (inst.is_store && (space == Space::Shared || space == Space::SharedCluster)) {
-      u8 value[64];
-      store_value(warp, inst, lane, value);
-      memcpy(write_shared(warp, inst, address, count * bytes, defined, value), value, count * bytes);
-      continue;
-    }
-    u8* memory = access(warp, inst, space, address, count * bytes, lane, defined);
-    if (inst.is_store) {
-      store_value(warp, inst, lane, memory);
-      continue;
-    }
-    for (int k = 0; k < count; k++, memory += bytes) {
-      const int slot = inst.operands[k];
-      if (bytes == 16) {
-        memcpy(warp.registers + slot + 16 * lane, memory, 16);
-      } else {
-        write_slot(warp, slot, inst.classes[k], lane, load_element(memory, bytes, inst.sign_extend));
-      }
-    }
+    if (inst.is_store && !defined && space == Space::Global)
+      require_defined(warp, inst, 1u << lane, "value stored to global memory");
+    if (inst.is_store && (space == Space::Shared || space == Space::SharedCluster))
+      memory[lane] = write_shared(warp, inst, address, size, defined, values[lane]);
+    else
+      memory[lane] = access(warp, inst, space, address, size, lane, defined);
+    if (to_shared) memcpy(memory[lane], values[lane], size);
     if (!inst.is_store && !defined)
       for (int k = 0; k < count; k++) undefined[k] |= 1u << lane;
+  }
+  for (int k = 0; k < count; k++) {
+    if (!inst.is_store)
+      load_element(warp, inst, memory, k * bytes, inst.operands[k], inst.classes[k]);
+    else if (!to_shared)
+      store_element(warp, inst, memory, k * bytes, inst.operands[k], inst.classes[k]);
   }
   if (!inst.is_store && warp.cta->launch->options.check_undefined)
     for (int k = 0; k < count; k++) set_poison(warp, inst.operands[k], undefined[k]);
   if (warp.cta->launch->options.count_memory) {
     if (counted == Space::Shared || counted == Space::SharedCluster)
-      count_shared(warp, addresses, count * bytes, warp.mask);
+      count_shared(warp, addresses, size, warp.mask);
     else if (counted == Space::Global)
-      count_global(warp, addresses, count * bytes, warp.mask, inst.is_store);
+      count_global(warp, addresses, size, warp.mask, inst.is_store);
   }
 }
 
@@ -240,7 +295,7 @@ void exec_atomic(Warp& warp, const Instruction& inst) {
     for (size_t k = first_value; k < inst.operands.size(); k++) undefined |= poison(warp, inst.operands[k]);
   if (undefined & warp.mask) require_defined(warp, inst, undefined, "operand of an atomic");
   bool is_global = false;
-  FOR_ACTIVE_LANES (warp, lane) {
+  FOR_ACTIVE_LANES(warp, lane) {
     u64 address = addresses[lane] = lane_address(warp, inst.address, lane);
     const Space space = resolve_space(inst.space, address);
     u8* memory;
@@ -275,8 +330,7 @@ void exec_atomic(Warp& warp, const Instruction& inst) {
       u64 old = 0;
       memcpy(&old, memory, bytes);
       memcpy(memory, &result, bytes);
-      if (k < inst.definitions && inst.operands[k] >= 0)
-        write_slot(warp, inst.operands[k], inst.classes[k], lane, old);
+      if (k < inst.definitions && inst.operands[k] >= 0) write_slot(warp, inst.operands[k], inst.classes[k], lane, old);
     }
   }
   for (int k = 0; k < inst.definitions; k++)
@@ -308,7 +362,7 @@ void exec_proxy_fence(Warp& warp, const Instruction& inst) {
 /// fence.proxy.tensormap::generic.acquire [address], 128.
 void exec_tensormap_acquire(Warp& warp, const Instruction& inst) {
   Launch& launch = *warp.cta->launch;
-  FOR_ACTIVE_LANES (warp, lane) {
+  FOR_ACTIVE_LANES(warp, lane) {
     const u64 address = lane_address(warp, inst.address, lane);
     auto& acquired = launch.map_acquires[address];
     acquired.version = launch.map_versions.count(address) ? launch.map_versions[address] : 0;
@@ -323,7 +377,7 @@ void exec_tensormap_acquire(Warp& warp, const Instruction& inst) {
 void exec_store_async(Warp& warp, const Instruction& inst) {
   check_address(warp, inst, inst.address);
   const int bytes = inst.element_bytes * inst.vector_length;
-  FOR_ACTIVE_LANES (warp, lane) {
+  FOR_ACTIVE_LANES(warp, lane) {
     const SharedTarget target = locate_shared(warp, inst, lane_address(warp, inst.address, lane), bytes, true);
     const SharedTarget barrier = locate_shared(warp, inst, lane_address(warp, inst.address2, lane), 8, false);
     if (barrier.cta != target.cta) fail(warp, inst, "barrier", "st.async: data and mbarrier lie in different CTAs");

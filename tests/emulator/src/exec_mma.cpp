@@ -100,11 +100,7 @@ void exec_mma(Warp& warp, const Instruction& inst) {
     const float *sum = sums[f16 ? 2 * r : r], *odd = sums[(2 * r + 1) & 3];
     const int from = inst.operands[inst.c_begin + r], to = inst.operands[r];
     if (f16) {
-      for (int lane = 0; lane < kWarpSize; lane++) {
-        const u32 pair = lanes<u32>(warp, from)[lane];
-        const u32 low = float_to_half(half_to_float(pair) + sum[lane]);
-        lanes<u32>(warp, to)[lane] = low | u32(float_to_half(half_to_float(pair >> 16) + odd[lane])) << 16;
-      }
+      store_half_pairs(lanes<u32>(warp, from), sum, odd, lanes<u32>(warp, to));
     } else if (inst.accumulator == AccumulatorType::S32) {
       for (int lane = 0; lane < kWarpSize; lane++) {
         const s64 exact = s64(lanes<s32>(warp, from)[lane]) + s64(sum[lane]);
@@ -122,6 +118,36 @@ void exec_mma(Warp& warp, const Instruction& inst) {
 // Lane 8 * q + r gives the address of row r of 8x8 matrix q; each lane holds, of every matrix, two
 // neighbouring elements of row lane / 4 (of a column if .trans).
 
+namespace {
+
+/// An 8x8 matrix of 16-bit elements. Row by row, it is what the 32 lanes hold, two elements each.
+using Matrix = u16[8][8];
+
+/// Interleaving the upper and the lower half of the rows three times transposes.
+void transpose(Matrix& matrix) {
+  typedef u16 Row __attribute__((vector_size(16)));
+  Row rows[8], mixed[8];
+  memcpy(rows, matrix, sizeof rows);
+  for (int pass = 0; pass < 3; pass++) {
+    for (int r = 0; r < 4; r++) {
+      mixed[2 * r] = __builtin_shufflevector(rows[r], rows[r + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+      mixed[2 * r + 1] = __builtin_shufflevector(rows[r], rows[r + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+    }
+    memcpy(rows, mixed, sizeof rows);
+  }
+  memcpy(matrix, rows, sizeof rows);
+}
+
+/// The lanes that hold elements of some of the rows in memory.
+u32 lanes_of_rows(u32 rows, bool transposed) {
+  u32 touched = 0;
+  for (int lane = 0; lane < kWarpSize; lane++)
+    if (rows & (transposed ? 3u << (lane & 3) * 2 : 1u << (lane >> 2))) touched |= 1u << lane;
+  return touched;
+}
+
+}  // namespace
+
 static void count_matrix_rows(Warp& warp, const u32* address, int count) {
   if (!warp.cta->launch->options.count_memory) return;
   Counters& counters = warp.cta->launch->counters;
@@ -136,55 +162,40 @@ static void count_matrix_rows(Warp& warp, const u32* address, int count) {
 void exec_ldmatrix(Warp& warp, const Instruction& inst) {
   if (!require_full_warp(warp, inst)) return;
   check_address(warp, inst, inst.address);
-  u16 rows[32][8];
+  Matrix matrices[4];
   u32 address[32], undefined_rows = 0;
-  const SharedQuads quads(warp, inst);
+  SharedQuads quads(warp, inst);
   for (int lane = 0; lane < 8 * inst.matrix_count; lane++) {
     address[lane] = shared_address(lane_address(warp, inst.address, lane));
     bool defined = true;
-    memcpy(rows[lane], quads.read(address[lane], defined), 16);
+    memcpy(matrices[lane / 8][lane % 8], quads.read(address[lane], defined), 16);
     if (!defined) undefined_rows |= 1u << lane;
   }
   count_matrix_rows(warp, address, inst.matrix_count);
   for (int q = 0; q < inst.matrix_count; q++) {
-    u32* destination = lanes<u32>(warp, inst.operands[q]);
-    const u16(*matrix)[8] = rows + q * 8;
-    u32 undefined = 0;
-    for (int lane = 0; lane < kWarpSize; lane++) {
-      const int r = lane >> 2, c = (lane & 3) * 2;
-      destination[lane] = inst.transposed ? matrix[c][r] | u32(matrix[c + 1][r]) << 16
-                                          : matrix[r][c] | u32(matrix[r][c + 1]) << 16;
-      const u32 touched = (inst.transposed ? 3u << c : 1u << r) << (q * 8);
-      if (undefined_rows & touched) undefined |= 1u << lane;
-    }
-    if (warp.cta->launch->options.check_undefined) set_poison(warp, inst.operands[q], undefined);
+    if (inst.transposed) transpose(matrices[q]);
+    memcpy(lanes<u32>(warp, inst.operands[q]), matrices[q], sizeof(Matrix));
+    if (!warp.cta->launch->options.check_undefined) continue;
+    const u32 rows = undefined_rows >> (q * 8) & 0xff;
+    set_poison(warp, inst.operands[q], rows ? lanes_of_rows(rows, inst.transposed) : 0);
   }
 }
 
 void exec_stmatrix(Warp& warp, const Instruction& inst) {
   if (!require_full_warp(warp, inst)) return;
   check_address(warp, inst, inst.address);
-  u16 rows[32][8];
+  Matrix matrices[4];
   u32 address[32], undefined_rows = 0;
   for (int q = 0; q < inst.matrix_count; q++) {
-    const u32* source = lanes<u32>(warp, inst.operands[q]);
+    memcpy(matrices[q], lanes<u32>(warp, inst.operands[q]), sizeof(Matrix));
+    if (inst.transposed) transpose(matrices[q]);
     const u32 undefined = warp.tainted ? poison(warp, inst.operands[q]) : 0;
-    u16(*matrix)[8] = rows + q * 8;
-    for (int lane = 0; lane < kWarpSize; lane++) {
-      const int r = lane >> 2, c = (lane & 3) * 2;
-      if (undefined >> lane & 1) undefined_rows |= (inst.transposed ? 3u << c : 1u << r) << (q * 8);
-      if (inst.transposed) {
-        matrix[c][r] = source[lane];
-        matrix[c + 1][r] = source[lane] >> 16;
-      } else {
-        matrix[r][c] = source[lane];
-        matrix[r][c + 1] = source[lane] >> 16;
-      }
-    }
+    for (int r = 0; undefined && r < 8; r++)
+      if (undefined & lanes_of_rows(1u << r, inst.transposed)) undefined_rows |= 1u << (q * 8 + r);
   }
   for (int lane = 0; lane < 8 * inst.matrix_count; lane++) {
     address[lane] = shared_address(lane_address(warp, inst.address, lane));
-    const u8* row = reinterpret_cast<const u8*>(rows[lane]);
+    const u8* row = reinterpret_cast<const u8*>(matrices[lane / 8][lane % 8]);
     memcpy(write_shared(warp, inst, address[lane], 16, !(undefined_rows >> lane & 1), row), row, 16);
   }
   count_matrix_rows(warp, address, inst.matrix_count);
@@ -192,17 +203,11 @@ void exec_stmatrix(Warp& warp, const Instruction& inst) {
 
 void exec_movmatrix(Warp& warp, const Instruction& inst) {
   if (!require_full_warp(warp, inst)) return;
-  u16 matrix[8][8];
-  const u32* source = lanes<u32>(warp, inst.operands[1]);
-  for (int lane = 0; lane < kWarpSize; lane++) {
-    matrix[lane >> 2][(lane & 3) * 2] = source[lane];
-    matrix[lane >> 2][(lane & 3) * 2 + 1] = source[lane] >> 16;
-  }
+  Matrix matrix;
+  memcpy(matrix, lanes<u32>(warp, inst.operands[1]), sizeof matrix);
+  transpose(matrix);
+  memcpy(lanes<u32>(warp, inst.operands[0]), matrix, sizeof matrix);
   const u32 undefined = warp.tainted && poison(warp, inst.operands[1]) ? kFullMask : 0;
-  for (int lane = 0; lane < kWarpSize; lane++) {
-    const int r = lane >> 2, c = (lane & 3) * 2;
-    lanes<u32>(warp, inst.operands[0])[lane] = matrix[c][r] | u32(matrix[c + 1][r]) << 16;
-  }
   set_poison(warp, inst.operands[0], undefined);
 }
 

@@ -36,10 +36,9 @@ struct MatrixDescriptor {
   /// Address of the chunk of 8 16-bit elements from mn on (a multiple of 8), at k. MN-major.
   u32 mn_major(int mn, int k) const {
     const int tile = 8 * kChunksPerRow[swizzle];
-    const u32 offset = swizzle == kSwizzleNone
-                           ? (mn / 8) * stride_offset + (k % 8) * 16 + (k / 8) * leading_offset
-                           : (mn % tile) * 2 + (mn / tile) * leading_offset +
-                                 (k % 8) * 16 * kChunksPerRow[swizzle] + (k / 8) * stride_offset;
+    const u32 offset = swizzle == kSwizzleNone ? (mn / 8) * stride_offset + (k % 8) * 16 + (k / 8) * leading_offset
+                                               : (mn % tile) * 2 + (mn / tile) * leading_offset +
+                                                     (k % 8) * 16 * kChunksPerRow[swizzle] + (k / 8) * stride_offset;
     return swizzle_address(start + offset, swizzle);
   }
 };
@@ -52,8 +51,7 @@ template <class F>
 void for_each_chunk(const MatrixDescriptor& descriptor, bool mn_major, int begin, int end, int elements, F visit) {
   if (!mn_major) {
     for (int mn = begin; mn < end; mn++)
-      for (int chunk = 0; chunk < kChunksAlongK; chunk++)
-        visit(descriptor.k_major(mn, chunk), mn, chunk * elements);
+      for (int chunk = 0; chunk < kChunksAlongK; chunk++) visit(descriptor.k_major(mn, chunk), mn, chunk * elements);
   } else {
     for (int k = 0; k < kChunksAlongK * elements; k++)
       for (int mn = begin; mn < end; mn += 8) visit(descriptor.mn_major(mn, k), mn, k);
@@ -63,10 +61,10 @@ void for_each_chunk(const MatrixDescriptor& descriptor, bool mn_major, int begin
 /// The first of the four warps that execute a wgmma together.
 Warp* warpgroup(Warp& warp) { return &warp.cta->warps[warp.id & ~3]; }
 
-const u8* chunk_bytes(Warp& warp, const Instruction& inst, u32 address) {
+inline const u8* chunk_bytes(Warp& warp, const Instruction& inst, u32 address) {
   Cta& cta = *warp.cta;
   const u32 offset = address - kSharedBase;
-  if (address < kSharedBase || offset + 16 > cta.shared.size())
+  if (address < kSharedBase || offset + 16 > cta.shared.size()) [[unlikely]]
     fail(warp, inst, "bounds", format("wgmma descriptor reaches shared+0x%x of 0x%zx", offset, cta.shared.size()));
   return &cta.shared[offset];
 }
@@ -75,14 +73,15 @@ const u8* chunk_bytes(Warp& warp, const Instruction& inst, u32 address) {
 TileWriters& tile_writers(Warp& warp, const Instruction& inst, u64 descriptor) {
   auto& table = warp.cta->tile_writers;
   if (table.empty()) table.resize(kTileWriters);
-  const u64 hash = (descriptor * 0x9e3779b97f4a7c15ull) ^ (reinterpret_cast<u64>(&inst) >> 4) ^ (warp.wgmma_group * 97ull) ^
-                   (u64(warp.id) >> 2);
+  const u64 hash = (descriptor * 0x9e3779b97f4a7c15ull) ^ (reinterpret_cast<u64>(&inst) >> 4) ^
+                   (warp.wgmma_group * 97ull) ^ (u64(warp.id) >> 2);
   return table[(hash ^ (hash >> 32)) % kTileWriters];
 }
 
 /// Adds the last write of a word; false if there are too many different ones.
 bool add_writer(TileWriters& into, Agent writer, u32 tick) {
-  if (into.count && into.writes[into.count - 1].writer == writer && into.writes[into.count - 1].tick >= tick) return true;
+  if (into.count && into.writes[into.count - 1].writer == writer && into.writes[into.count - 1].tick >= tick)
+    return true;
   for (int k = 0; k < into.count; k++)
     if (into.writes[k].writer == writer) {
       into.writes[k].tick = std::max(into.writes[k].tick, tick);
@@ -108,20 +107,18 @@ void check_tile(Warp& warp, const Instruction& inst, u64 bits, bool mn_major, in
   if (races && !record && known.instruction == &inst && known.descriptor == bits && known.group == warp.wgmma_group &&
       known.warpgroup == leader.id) {
     bool ordered = true;
-    for (int k = 0; k < known.count; k++) ordered &= cta.shadow.is_ordered(who, known.writes[k].writer, known.writes[k].tick);
+    for (int k = 0; k < known.count; k++)
+      ordered &= cta.shadow.is_ordered(who, known.writes[k].writer, known.writes[k].tick);
     if (ordered) return;
   }
-  u64* reads = races && record ? cta.shadow.row(who.agent) : nullptr;
-  const u64 stamp = SharedShadow::stamp(pc_of(warp, inst), who.tick);
+  SharedShadow::QuadReader reader(cta.shadow, who, pc_of(warp, inst), races && record);
   TileWriters found;
   bool simple = races;
   for_each_chunk(descriptor, mn_major, begin, end, elements, [&](u32 address, int mn, int) {
     chunk_bytes(warp, inst, address);
-    const u32 offset = address - kSharedBase, word = offset / 4;
-    if (races && cta.shadow.read_quad(who, word, reads, stamp)) {
-      simple = simple && add_writer(found, cta.shadow.writer(word), cta.shadow.write_tick(word));
-      return;
-    }
+    const u32 offset = address - kSharedBase;
+    const auto on_writer = [&](Agent writer, u32 tick) { simple = simple && add_writer(found, writer, tick); };
+    if (races && reader.read(offset / 16, on_writer)) return;
     simple = false;
     if (cta.shadow.read(cta, warp, inst, who, offset, 16, record)) return;
     for (int k = mn; k < mn + (mn_major ? 8 : 1); k++) undefined[k / 64] |= 1ull << (k % 64);
@@ -156,30 +153,40 @@ const WgmmaTile& b_tile(Warp& warp, const WgmmaOp& op) {
   return tile;
 }
 
-/// A warp's 16 rows of A, [k][16] by row_lane().
-void load_a(Warp& warp, const WgmmaOp& op, float* a) {
+/// A warp's 16 rows of A, [k][16] by row_lane(). Past shape_k it may hold anything.
+void load_a(Warp& warp, const WgmmaOp& op, Rows (&a)[kMaxK]) {
   const Instruction& inst = *op.instruction;
   const int width = 16 / matrix_bytes(inst.a_type), first_row = (warp.id & 3) * 16;
-  if (inst.a_from_registers) {
-    // Over the lanes, a register is a block of 8 rows by 16 bytes of k (see exec_mma.cpp).
-    float block[8 * 16];
-    for (int r = 0; r < 4; r++) {
-      unpack_elements<128>(inst.a_type, lanes<u32>(warp, inst.operands[inst.a_begin + r]), block);
-      place_rows(block, width, (r & 1) * 8, (r >> 1) * width, a);
-    }
-  } else {
-    float values[16];
-    for_each_chunk(MatrixDescriptor(op.descriptor_a), inst.transpose_a, first_row, first_row + 16, width,
+  if (inst.transpose_a) {  // 8 rows of one k lie together
+    for_each_chunk(MatrixDescriptor(op.descriptor_a), true, first_row, first_row + 16, width,
                    [&](u32 address, int m, int k) {
+                     float values[8];
                      unpack_elements<16>(inst.a_type, chunk_bytes(warp, inst, address), values);
-                     for (int i = 0; i < (inst.transpose_a ? 8 : width); i++) {
-                       const int row = m - first_row + (inst.transpose_a ? i : 0);
-                       a[16 * (k + (inst.transpose_a ? 0 : i)) + row_lane(row)] = values[i];
-                     }
+                     for (int i = 0; i < 8; i++) a[k][row_lane(m - first_row + i)] = values[i];
                    });
+  } else {
+    Rows rows[kMaxK / 16][16];  // [block of k][row_lane(m)][k], then the other way round
+    const auto place = [&](int m, int k) { return reinterpret_cast<float*>(&rows[k / 16][row_lane(m)]) + k % 16; };
+    if (inst.a_from_registers) {
+      // Over the lanes, a register is a block of 8 rows by 16 bytes of k (see exec_mma.cpp).
+      for (int r = 0; r < 4; r++) {
+        const u8* words = warp.registers + inst.operands[inst.a_begin + r];
+        for (int row = 0; row < 8; row++)
+          unpack_elements<16>(inst.a_type, words + 16 * row, place((r & 1) * 8 + row, (r >> 1) * width));
+      }
+    } else {
+      for_each_chunk(MatrixDescriptor(op.descriptor_a), false, first_row, first_row + 16, width,
+                     [&](u32 address, int m, int k) {
+                       unpack_elements<16>(inst.a_type, chunk_bytes(warp, inst, address), place(m - first_row, k));
+                     });
+    }
+    for (int k = 0; k < inst.shape_k; k += 16) {
+      transpose(rows[k / 16]);
+      memcpy(&a[k], rows[k / 16], sizeof rows[0]);
+    }
   }
   if (inst.negate_a != inst.negate_b)
-    for (int k = 0; k < 16 * inst.shape_k; k++) a[k] = -a[k];
+    for (int k = 0; k < inst.shape_k; k++) a[k] = -a[k];
 }
 
 /// One warp's 16 rows.
@@ -188,7 +195,8 @@ void compute(Warp& warp, const WgmmaOp& op) {
   Counters& counters = warp.cta->launch->counters;
   counters.matrix_operations++;
   counters.matrix_flops += 2ull * 16 * inst.shape_n * inst.shape_k;
-  alignas(64) float a[kMaxK * 16], sums[4][kWarpSize];
+  Rows a[kMaxK];
+  alignas(64) float sums[4][kWarpSize];
   load_a(warp, op, a);
   const WgmmaTile& b = b_tile(warp, op);
   // Register 4j + 2h + o of lane 4g + q: row g + 8h, column 8j + 2q + o. f16 packs both o.
@@ -198,12 +206,7 @@ void compute(Warp& warp, const WgmmaOp& op) {
       case AccumulatorType::F16:
         for (int h = 0; h < 2; h++) {
           u32* slot = lanes<u32>(warp, inst.operands[2 * j + h]);
-          for (int lane = 0; lane < kWarpSize; lane++) {
-            const float c0 = op.accumulate ? half_to_float(slot[lane]) : 0.f;
-            const float c1 = op.accumulate ? half_to_float(slot[lane] >> 16) : 0.f;
-            slot[lane] =
-                float_to_half(sums[2 * h][lane] + c0) | u32(float_to_half(sums[2 * h + 1][lane] + c1)) << 16;
-          }
+          store_half_pairs(op.accumulate ? slot : nullptr, sums[2 * h], sums[2 * h + 1], slot);
         }
         break;
       case AccumulatorType::S32:
@@ -216,8 +219,7 @@ void compute(Warp& warp, const WgmmaOp& op) {
       case AccumulatorType::F32:
         for (int r = 0; r < 4; r++) {
           float* slot = lanes<float>(warp, inst.operands[4 * j + r]);
-          for (int lane = 0; lane < kWarpSize; lane++)
-            slot[lane] = sums[r][lane] + (op.accumulate ? slot[lane] : 0.f);
+          for (int lane = 0; lane < kWarpSize; lane++) slot[lane] = sums[r][lane] + (op.accumulate ? slot[lane] : 0.f);
         }
         break;
     }
@@ -258,7 +260,8 @@ void touch_wgmma_registers(Warp& warp, const Instruction& inst) {
   for (u16 reg : inst.wgmma_registers) {
     warp.wgmma_accessed[reg] = 1;
     if (warp.wgmma_in_flight[reg])
-      report(warp, inst, "wgmma-registers", "register of a wgmma that is still in flight (no wgmma.wait_group covers it)");
+      report(warp, inst, "wgmma-registers",
+             "register of a wgmma that is still in flight (no wgmma.wait_group covers it)");
   }
 }
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "tensor_map.h"
+#include "tensor_map_encoder.h"
 
 namespace {
 
@@ -91,41 +91,6 @@ cudaError_t launch(const void* stub, dim3 grid, dim3 block, dim3 cluster, void**
   return status ? fail(cudaError_t(status)) : cudaSuccess;
 }
 
-std::uint8_t swizzle_of(CUtensorMapSwizzle mode) {
-  switch (mode) {
-    case CU_TENSOR_MAP_SWIZZLE_128B: return ptxemu::kSwizzle128B;
-    case CU_TENSOR_MAP_SWIZZLE_64B: return ptxemu::kSwizzle64B;
-    case CU_TENSOR_MAP_SWIZZLE_32B: return ptxemu::kSwizzle32B;
-    default: return ptxemu::kSwizzleNone;
-  }
-}
-
-CUresult encode_tiled(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, void* address, const cuuint64_t* dims,
-                      const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* element_strides,
-                      CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
-                      CUtensorMapFloatOOBfill fill) {
-  if (rank < 1 || rank > 5 || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE) return CUDA_ERROR_INVALID_VALUE;
-  ptxemu::TensorMap map = {};
-  map.magic = ptxemu::kTensorMapMagic;
-  map.address = reinterpret_cast<std::uint64_t>(address);
-  map.rank = std::uint8_t(rank);
-  map.element_type = std::uint8_t(type);
-  map.swizzle = swizzle_of(swizzle);
-  map.fill_nan = fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;
-  for (unsigned k = 0; k < rank; k++) {
-    if (dims[k] > 0xffffffffull || box[k] > 256) return CUDA_ERROR_INVALID_VALUE;
-    map.dim[k] = std::uint32_t(dims[k]);
-    map.box[k] = std::uint16_t(box[k]);
-    map.element_stride[k] = std::uint16_t(element_strides[k]);
-    if (k > 0) map.stride[k - 1] = strides[k - 1];
-  }
-  if (ptxemu::tensor_map_error(map)) return CUDA_ERROR_INVALID_VALUE;
-  static_assert(sizeof(CUtensorMap) == ptxemu::kTensorMapBytes);
-  memset(out, 0, sizeof *out);
-  memcpy(out, &map, sizeof map);
-  return CUDA_SUCCESS;
-}
-
 CUresult driver_version(int* version) {
   *version = 13000;
   return CUDA_SUCCESS;
@@ -133,7 +98,7 @@ CUresult driver_version(int* version) {
 
 cudaError_t driver_entry(const char* symbol, void** function, cudaDriverEntryPointQueryResult* result) {
   void* found = nullptr;
-  if (strcmp(symbol, "cuTensorMapEncodeTiled") == 0) found = reinterpret_cast<void*>(encode_tiled);
+  if (strcmp(symbol, "cuTensorMapEncodeTiled") == 0) found = reinterpret_cast<void*>(ptxemu::encode_tiled);
   if (strcmp(symbol, "cuDriverGetVersion") == 0) found = reinterpret_cast<void*>(driver_version);
   *function = found;
   if (result) *result = found ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
@@ -247,7 +212,8 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* stub) {
   *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(stub));
   return cudaSuccess;
 }
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t) {
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t shared,
+                               cudaStream_t) {
   return launch(reinterpret_cast<const void*>(kernel), grid, block, dim3(1, 1, 1), arguments, shared);
 }
 cudaError_t cudaFuncSetAttribute(const void* stub, cudaFuncAttribute attribute, int value) {
@@ -309,7 +275,9 @@ cudaError_t cudaMemset(void* pointer, int value, size_t bytes) {
   memset(pointer, value, bytes);
   return cudaSuccess;
 }
-cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t) { return cudaMemset(pointer, value, bytes); }
+cudaError_t cudaMemsetAsync(void* pointer, int value, size_t bytes, cudaStream_t) {
+  return cudaMemset(pointer, value, bytes);
+}
 
 // ---------------------------------------------------------------- devices, streams, events, errors
 
@@ -401,8 +369,10 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
 CUresult cuTensorMapEncodeTiled(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, void* address,
                                 const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
                                 const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
-                                CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
-  return encode_tiled(out, type, rank, address, dims, strides, box, element_strides, interleave, swizzle, promotion, fill);
+                                CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                                CUtensorMapFloatOOBfill fill) {
+  return ptxemu::encode_tiled(out, type, rank, address, dims, strides, box, element_strides, interleave, swizzle,
+                              promotion, fill);
 }
 
 }  // extern "C"

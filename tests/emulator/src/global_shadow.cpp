@@ -7,14 +7,14 @@
 namespace ptxemu {
 
 GlobalShadow::Page& GlobalShadow::page(u64 address) {
-  const u64 number = address / (kQuadBytes * kPageQuads);
-  if (number != last_number_) {
+  const u64 number = address / kPageBytes;
+  auto& recent = recent_[number % std::size(recent_)];
+  if (number != recent.number) {
     auto& slot = pages_[number];
     if (!slot) slot = std::make_unique<Page>();
-    last_number_ = number;
-    last_page_ = slot.get();
+    recent = {number, slot.get()};
   }
-  return *last_page_;
+  return *recent.page;
 }
 
 static u32 bytes_of_word(u64 word_address, u64 address, u32 bytes) {
@@ -26,32 +26,65 @@ static u32 bytes_of_word(u64 word_address, u64 address, u32 bytes) {
 template <class F>
 void GlobalShadow::for_each_word(const Allocation& allocation, u64 address, u32 bytes, F visit) {
   const u64 end = address + bytes;
-  const u16 defined = allocation.defined ? 15 : 0;
-  for (u64 quad = address & ~u64(kQuadBytes - 1); quad < end; quad += kQuadBytes) {
-    Page& here = page(quad);
-    const u32 index = quad / kQuadBytes % kPageQuads;
-    const bool whole = address <= quad && quad + kQuadBytes <= end;
-    Word& common = here.quads[index];
-    if (!here.split[index]) {
+  Word before, after;
+  bool known = false;
+  const auto visit_all = [&](Word& common, u64 at) {
+    if (allocation.defined) common.defined = 15;
+    if (known && common == before) {
+      common = after;
+      return;
+    }
+    before = common;
+    known = visit(common, at, 15u);
+    after = common;
+  };
+  const auto visit_part = [&](Word& word, u64 at, u32 mask) {
+    if (allocation.defined) word.defined = 15;
+    visit(word, at, mask);
+  };
+  for (u64 line = address & ~u64(kLineBytes - 1); line < end; line += kLineBytes) {
+    Page& here = page(line);
+    const u32 index = line / kLineBytes % kLines, first = index * kLineQuads;
+    const bool whole = address <= line && line + kLineBytes <= end;
+    Word& common = here.lines[index];
+    if (!here.line_is_split[index]) {
       if (whole) {
-        common.defined |= defined;
-        visit(common, quad, 15u);
+        visit_all(common, line);
         continue;
       }
-      if (!here.words) here.words = std::make_unique<Word[]>(4 * kPageQuads);
-      std::fill_n(&here.words[4 * index], 4, common);
-      here.split[index] = true;
+      if (!here.quads) here.quads = std::make_unique<Word[]>(kQuads);
+      std::fill_n(&here.quads[first], kLineQuads, common);
+      here.line_is_split[index] = true;
     }
-    Word* words = &here.words[4 * index];
-    for (u64 at = std::max<u64>(quad, address & ~3ull); at < std::min<u64>(quad + kQuadBytes, end); at += 4) {
-      Word& word = words[(at - quad) / 4];
-      word.defined |= defined;
-      visit(word, at, bytes_of_word(at, address, bytes));
+    bool alike = whole;
+    for (u32 quad = first; quad < first + kLineQuads; quad++) {
+      const u64 at = line + (quad - first) * kQuadBytes;
+      if (at + kQuadBytes <= address || at >= end) continue;
+      if (!here.quad_is_split[quad] && address <= at && at + kQuadBytes <= end)
+        visit_all(here.quads[quad], at);
+      else
+        for_each_word_of_quad(here, at, std::max(address, at), std::min(end, at + kQuadBytes), visit_part);
+      alike = alike && !here.quad_is_split[quad] && here.quads[quad] == here.quads[first];
     }
-    if (whole && words[0] == words[1] && words[0] == words[2] && words[0] == words[3]) {
-      common = words[0];
-      here.split[index] = false;
-    }
+    if (!alike) continue;
+    common = here.quads[first];
+    here.line_is_split[index] = false;
+  }
+}
+
+/// A part of a quad, or a quad that is split.
+template <class F>
+void GlobalShadow::for_each_word_of_quad(Page& page, u64 quad, u64 begin, u64 end, F visit) {
+  const u32 index = quad / kQuadBytes % kQuads;
+  if (!page.words) page.words = std::make_unique<Word[]>(4 * kQuads);
+  Word* words = &page.words[4 * index];
+  if (!page.quad_is_split[index]) std::fill_n(words, 4, page.quads[index]);
+  page.quad_is_split[index] = true;
+  for (u64 at = begin & ~3ull; at < end; at += 4)
+    visit(words[(at - quad) / 4], at, bytes_of_word(at, begin, end - begin));
+  if (end - begin == kQuadBytes && words[0] == words[1] && words[0] == words[2] && words[0] == words[3]) {
+    page.quads[index] = words[0];
+    page.quad_is_split[index] = false;
   }
 }
 
@@ -82,19 +115,22 @@ bool GlobalShadow::read(Warp& warp, const Instruction& inst, const Access& who, 
   bool defined = true;
   for_each_word(allocation, address, bytes, [&](Word& shadow, u64 at, u32 mask) {
     defined &= (shadow.defined & mask) == mask;
-    if (!options.check_races) return;
+    if (!options.check_races) return true;
+    bool clean = true;
     if (shadow.writer != kNobody && (shadow.written & mask) && !(who.strong && shadow.strong_write)) {
-      if (!ordered(warp, who, shadow.writer_cluster, shadow.writer, shadow.writer_tick, false))
+      clean = ordered(warp, who, shadow.writer_cluster, shadow.writer, shadow.writer_tick, false);
+      if (!clean) {
         report_race(warp, inst, "read", allocation, at, shadow.writer_cluster, shadow.writer, shadow.writer_pc);
-      else if (who.async_proxy && options.check_proxies && !shadow.async_write &&
-               !ordered(warp, who, shadow.writer_cluster, shadow.writer, shadow.writer_tick, true))
-        report(warp, inst, "proxy",
-               format("'%s'+%llu: read in the async proxy without fence.proxy.async after %s",
-                      allocation.name.c_str(), (unsigned long long)(at - allocation.begin),
-                      describe_pc(*warp.cta->launch->program, shadow.writer_pc).c_str()));
+      } else if (who.async_proxy && options.check_proxies && !shadow.async_write) {
+        clean = ordered(warp, who, shadow.writer_cluster, shadow.writer, shadow.writer_tick, true);
+        if (!clean && !report_again(warp, inst, "proxy"))
+          report(warp, inst, "proxy",
+                 format("'%s'+%llu: read in the async proxy without fence.proxy.async after %s",
+                        allocation.name.c_str(), (unsigned long long)(at - allocation.begin),
+                        describe_pc(*warp.cta->launch->program, shadow.writer_pc).c_str()));
+      }
     }
-    shadow.read_bytes = shadow.reader == who.agent && shadow.reader_tick == who.tick &&
-                                shadow.reader_cluster == cluster
+    shadow.read_bytes = shadow.reader == who.agent && shadow.reader_tick == who.tick && shadow.reader_cluster == cluster
                             ? shadow.read_bytes | mask
                             : mask;
     shadow.reader = who.agent;
@@ -102,6 +138,7 @@ bool GlobalShadow::read(Warp& warp, const Instruction& inst, const Access& who, 
     shadow.reader_cluster = cluster;
     shadow.strong_read = who.strong;
     shadow.reader_pc = pc_of(warp, inst);
+    return clean;
   });
   return defined;
 }
@@ -112,15 +149,18 @@ void GlobalShadow::write(Warp& warp, const Instruction& inst, const Access& who,
   const u32 cluster = warp.cta->cluster->number;
   for_each_word(allocation, address, bytes, [&](Word& shadow, u64 at, u32 mask) {
     shadow.defined |= mask;
-    if (!options.check_races) return;
-    if (shadow.writer != kNobody && (shadow.written & mask) && !(who.strong && shadow.strong_write) &&
-        !ordered(warp, who, shadow.writer_cluster, shadow.writer, shadow.writer_tick, false))
-      report_race(warp, inst, "write", allocation, at, shadow.writer_cluster, shadow.writer, shadow.writer_pc);
-    if (shadow.reader != kNobody && (shadow.read_bytes & mask) && !(who.strong && shadow.strong_read) &&
-        !ordered(warp, who, shadow.reader_cluster, shadow.reader, shadow.reader_tick, false))
-      report_race(warp, inst, "write", allocation, at, shadow.reader_cluster, shadow.reader, shadow.reader_pc);
-    const bool same = shadow.writer == who.agent && shadow.writer_tick == who.tick &&
-                      shadow.writer_cluster == cluster;
+    if (!options.check_races) return true;
+    bool clean = true;
+    const auto require_order = [&](u32 other_cluster, Agent agent, u32 tick, int pc) {
+      if (ordered(warp, who, other_cluster, agent, tick, false)) return;
+      clean = false;
+      report_race(warp, inst, "write", allocation, at, other_cluster, agent, pc);
+    };
+    if (shadow.writer != kNobody && (shadow.written & mask) && !(who.strong && shadow.strong_write))
+      require_order(shadow.writer_cluster, shadow.writer, shadow.writer_tick, shadow.writer_pc);
+    if (shadow.reader != kNobody && (shadow.read_bytes & mask) && !(who.strong && shadow.strong_read))
+      require_order(shadow.reader_cluster, shadow.reader, shadow.reader_tick, shadow.reader_pc);
+    const bool same = shadow.writer == who.agent && shadow.writer_tick == who.tick && shadow.writer_cluster == cluster;
     shadow.written = same ? shadow.written | mask : mask;
     shadow.writer = who.agent;
     shadow.writer_tick = who.tick;
@@ -128,6 +168,7 @@ void GlobalShadow::write(Warp& warp, const Instruction& inst, const Access& who,
     shadow.strong_write = who.strong;
     shadow.async_write = who.async_proxy;
     shadow.writer_pc = pc_of(warp, inst);
+    return clean;
   });
 }
 

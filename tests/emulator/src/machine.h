@@ -31,18 +31,18 @@ struct MBarrier {
   Agent agent = kNobody;  // stands for the async copies that complete here
   u32 expected_arrivals = 0, pending_arrivals = 0;
   s64 pending_bytes = 0;
-  u32 phase = 0;  // completed phases
+  u32 phase = 0;   // completed phases
   View arriving;   // what the arrivals of this phase have seen
   View completed;  // the same for the phase before: what a waiter learns
   Agent initialiser = kNobody;
-  u32 initialised_at = 0;   // tick of the init
-  bool init_fenced = false; // fence.mbarrier_init or fence.proxy.async came after it
+  u32 initialised_at = 0;     // tick of the init
+  bool init_fenced = false;   // fence.mbarrier_init or fence.proxy.async came after it
   u32 init_fenced_phase = 0;  // cluster barriers completed by then
 };
 
 struct NamedBarrier {
   u32 arrived_threads = 0, expected_threads = 0;
-  bool whole = false;  // used without a thread count: all threads that have not ended
+  bool whole = false;    // used without a thread count: all threads that have not ended
   bool touched = false;  // a participant has touched memory since its last barrier
   View arriving;
   u32 votes_all = 1, votes_any = 0, votes_count = 0;  // bar.red
@@ -140,9 +140,9 @@ struct Warp {
   u32 mask = 0, live_mask = 0;
   std::vector<LaneGroup> groups;
   WarpState state = WarpState::Running;
-  bool branched = false;   // the handler set pc (or ended lanes) itself
-  bool yielded = false;    // let others run
-  bool retry = false;      // the instruction did not happen: come back to it
+  bool branched = false;  // the handler set pc (or ended lanes) itself
+  bool yielded = false;   // let others run
+  bool retry = false;     // the instruction did not happen: come back to it
   int barrier_id = 0;
   const Instruction* barrier_instruction = nullptr;
   bool touched_memory = false;  // since its last barrier
@@ -168,7 +168,7 @@ struct Warp {
   u64 instruction_count = 0;
   u64 progress_seen = 0;     // Cluster::progress at the last failed wait
   int fruitless_yields = 0;  // failed waits since it changed
-  u32 carry = 0;  // condition code of add.cc and its kin
+  u32 carry = 0;             // condition code of add.cc and its kin
 
   Agent engine(AgentKind kind) const;
   u32 tick() const { return view.seen.get(agent); }
@@ -192,7 +192,7 @@ struct Cta {
   u64 shared_version = 0;  // changes with every write, for wgmma_tile
   WgmmaTile wgmma_tile;
   std::vector<TileWriters> tile_writers;
-  std::map<u32, MBarrier> mbarriers;  // by shared offset
+  std::map<u32, MBarrier> mbarriers;           // by shared offset
   u32 barriers_begin = ~0u, barriers_end = 0;  // the range of shared memory that holds them
   NamedBarrier barriers[kNamedBarriers];
   u64 barriers_completed = 0;
@@ -215,9 +215,7 @@ struct Cluster {
   std::string agent_name(Agent agent) const;
 };
 
-inline Agent Warp::engine(AgentKind kind) const {
-  return Agent(int(kind) * cta->cluster->warp_count + agent);
-}
+inline Agent Warp::engine(AgentKind kind) const { return Agent(int(kind) * cta->cluster->warp_count + agent); }
 
 // ---------------------------------------------------------------- launches
 
@@ -227,10 +225,10 @@ struct LaunchOptions {
   bool check_races = true;
   bool check_undefined = true;
   bool check_proxies = true;
-  bool check_mbarrier_init = true;     // an mbarrier's init must be fenced before TMA uses it
-  bool check_equal_writes = true;      // two unordered writes of the same bytes are a race too
-  bool strict_cp_async_proxy = true;   // cp.async data needs fence.proxy.async before wgmma / TMA too
-  bool count_memory = false;           // bank conflicts, sectors, bytes
+  bool check_mbarrier_init = true;    // an mbarrier's init must be fenced before TMA uses it
+  bool check_equal_writes = true;     // two unordered writes of the same bytes are a race too
+  bool strict_cp_async_proxy = true;  // cp.async data needs fence.proxy.async before wgmma / TMA too
+  bool count_memory = false;          // bank conflicts, sectors, bytes
   AsyncMode async = AsyncMode::Lazy;
   u64 seed = 0;  // 0: fixed order
   u8 shared_fill = 0xCD;
@@ -269,9 +267,14 @@ struct Launch {
   Allocation* last_allocation = nullptr;
   GlobalShadow global_shadow;
   SyncVariables sync_variables;
-  struct MapVersion { u32 version = 0; u32 cluster = 0; Agent agent = kNobody; u32 tick = 0; };
-  std::unordered_map<u64, MapVersion> map_acquires;   // last acquire of a tensor map, by address
-  std::unordered_map<u64, u32> map_versions;          // device-side changes, by address
+  struct MapVersion {
+    u32 version = 0;
+    u32 cluster = 0;
+    Agent agent = kNobody;
+    u32 tick = 0;
+  };
+  std::unordered_map<u64, MapVersion> map_acquires;  // last acquire of a tensor map, by address
+  std::unordered_map<u64, u32> map_versions;         // device-side changes, by address
   LaunchOptions options;
   Counters counters;
   std::vector<Finding> findings;
@@ -331,6 +334,17 @@ inline u64 lane_address(Warp& warp, const Address& address, int lane) {
   if (address.base < 0) return address.offset;
   if (address.is64) return lanes<u64>(warp, address.base)[lane] + address.offset;
   return u32(lanes<u32>(warp, address.base)[lane] + u32(address.offset));
+}
+
+/// lane_address() of all lanes, active or not.
+inline void lane_addresses(Warp& warp, const Address& address, u64* out) {
+  const int base = address.base;
+  if (base < 0)
+    for (int lane = 0; lane < kWarpSize; lane++) out[lane] = address.offset;
+  else if (address.is64)
+    for (int lane = 0; lane < kWarpSize; lane++) out[lane] = lanes<u64>(warp, base)[lane] + address.offset;
+  else
+    for (int lane = 0; lane < kWarpSize; lane++) out[lane] = u32(lanes<u32>(warp, base)[lane] + u32(address.offset));
 }
 
 /// Reports an address that was computed from undefined data.

@@ -55,16 +55,29 @@ typedef float Rows __attribute__((vector_size(64), aligned(64)));
 /// warp where the accumulator fragment wants it.
 constexpr int row_lane(int m) { return m % 4 * 4 + m / 4; }
 
+/// Transposes 16x16: interleaving the upper and the lower half of the rows four times.
+inline void transpose(Rows (&rows)[16]) {
+  for (int pass = 0; pass < 4; pass++) {
+    Rows mixed[16];
+    for (int r = 0; r < 8; r++) {
+      mixed[2 * r] =
+          __builtin_shufflevector(rows[r], rows[r + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+      mixed[2 * r + 1] =
+          __builtin_shufflevector(rows[r], rows[r + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    }
+    memcpy(rows, mixed, sizeof rows);
+  }
+}
+
 /// The products of 16 rows of A and 8 columns of B as accumulator registers: sums[2 * h + o] holds, in lane
 /// 4 * g + q, row g + 8 * h and column 2 * q + o. Summed over k, ascending.
 ///
-/// a: [K][16], rows by row_lane(). b: element (k, n) at b[k * k_stride + n * n_stride].
-inline void multiply_fragment(const float* a, const float* b, int k_stride, int n_stride, int K, float (*sums)[32]) {
+/// a: [K], rows by row_lane(). b: element (k, n) at b[k * k_stride + n * n_stride].
+inline void multiply_fragment(const Rows* a, const float* b, int k_stride, int n_stride, int K, float (*sums)[32]) {
   Rows total[8] = {};
   for (int k = 0; k < K; k++) {
-    const Rows row = *reinterpret_cast<const Rows*>(a + 16 * k);
     const float* column = b + k * k_stride;
-    for (int n = 0; n < 8; n++) total[n] += row * column[n * n_stride];
+    for (int n = 0; n < 8; n++) total[n] += a[k] * column[n * n_stride];
   }
   for (int o = 0; o < 2; o++) {
     // Four columns; a 4x4 transposition within every quarter of the vectors.
@@ -73,8 +86,10 @@ inline void multiply_fragment(const float* a, const float* b, int k_stride, int 
 #define PTXEMU_HIGH 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31
 #define PTXEMU_FIRST 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
 #define PTXEMU_SECOND 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
-    const Rows low01 = __builtin_shufflevector(c0, c1, PTXEMU_LOW), high01 = __builtin_shufflevector(c0, c1, PTXEMU_HIGH);
-    const Rows low23 = __builtin_shufflevector(c2, c3, PTXEMU_LOW), high23 = __builtin_shufflevector(c2, c3, PTXEMU_HIGH);
+    const Rows low01 = __builtin_shufflevector(c0, c1, PTXEMU_LOW),
+               high01 = __builtin_shufflevector(c0, c1, PTXEMU_HIGH);
+    const Rows low23 = __builtin_shufflevector(c2, c3, PTXEMU_LOW),
+               high23 = __builtin_shufflevector(c2, c3, PTXEMU_HIGH);
     Rows* even = reinterpret_cast<Rows*>(sums[o]);
     Rows* odd = reinterpret_cast<Rows*>(sums[2 + o]);
     even[0] = __builtin_shufflevector(low01, low23, PTXEMU_FIRST);
@@ -118,10 +133,33 @@ inline void unpack_lanes(MatrixType type, const u32* words, int e, float* out) {
   }
 }
 
-/// Puts a block of 8 rows by `width` elements of k, row by row, at row `first_row` and k `first_k` of a.
-inline void place_rows(const float* block, int width, int first_row, int first_k, float* a) {
-  for (int row = 0; row < 8; row++)
-    for (int k = 0; k < width; k++) a[16 * (first_k + k) + row_lane(first_row + row)] = block[row * width + k];
+typedef u16 Halves8 __attribute__((vector_size(16)));
+typedef u32 Words8 __attribute__((vector_size(32)));
+typedef float Floats8 __attribute__((vector_size(32)));
+
+inline Floats8 halves_to_floats(Halves8 halves) { return Floats8(_mm256_cvtph_ps(__m128i(halves))); }
+
+/// float_to_half() of eight, zero-extended.
+inline Words8 floats_to_halves(Floats8 values) {
+  const auto halves = Halves8(_mm256_cvtps_ph(__m256(values), _MM_FROUND_TO_NEAREST_INT));
+  return values == values ? __builtin_convertvector(halves, Words8) : Words8{} + 0x7fff;
+}
+
+/// The accumulators of 32 lanes that hold two f16 each: the fp32 sums, added to `old` if there is one, and rounded.
+inline void store_half_pairs(const u32* old, const float* even, const float* odd, u32* pairs) {
+  for (int lane = 0; lane < 32; lane += 8) {
+    Floats8 low, high;
+    memcpy(&low, even + lane, sizeof low);
+    memcpy(&high, odd + lane, sizeof high);
+    if (old) {
+      Words8 words;
+      memcpy(&words, old + lane, sizeof words);
+      low += halves_to_floats(__builtin_convertvector(words, Halves8));
+      high += halves_to_floats(__builtin_convertvector(words >> 16, Halves8));
+    }
+    const Words8 result = floats_to_halves(low) | floats_to_halves(high) << 16;
+    memcpy(pairs + lane, &result, sizeof result);
+  }
 }
 
 }  // namespace ptxemu

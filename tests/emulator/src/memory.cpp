@@ -31,8 +31,8 @@ SharedTarget shared_target(Warp& warp, const Instruction& inst, u64 address) {
   if (rank) {
     auto& ctas = cta->cluster->ctas;
     if (rank > ctas.size())
-      fail(warp, inst, "bounds", format("shared::cluster address 0x%x names CTA %u of %zu", relative, rank - 1,
-                                        ctas.size()));
+      fail(warp, inst, "bounds",
+           format("shared::cluster address 0x%x names CTA %u of %zu", relative, rank - 1, ctas.size()));
     cta = ctas[rank - 1].get();
   }
   return {cta, (relative & ((1u << kRankShift) - 1)) - kSharedBase};
@@ -52,8 +52,8 @@ SharedTarget locate_shared(Warp& warp, const Instruction& inst, u64 address, u32
   if (target.cta->warps.front().state == WarpState::Done && target.cta != warp.cta) {
     const auto& warps = target.cta->warps;
     if (std::all_of(warps.begin(), warps.end(), [](const Warp& w) { return w.state == WarpState::Done; }))
-      report(warp, inst, "cluster", format("access to the shared memory of CTA rank %u, which has ended",
-                                           target.cta->rank));
+      report(warp, inst, "cluster",
+             format("access to the shared memory of CTA rank %u, which has ended", target.cta->rank));
   }
   return target;
 }
@@ -89,31 +89,47 @@ u8* write_shared(Warp& warp, const Instruction& inst, u64 address, u32 bytes, bo
 
 // ---------------------------------------------------------------- global
 
-Allocation& locate_global(Warp& warp, const Instruction& inst, u64 address, u32 bytes, bool is_write,
-                          u32 alignment) {
+namespace {
+
+/// The first allocation that begins behind an address.
+std::vector<Allocation>::iterator allocation_after(Launch& launch, u64 address) {
+  auto& all = *launch.allocations;
+  return std::upper_bound(all.begin(), all.end(), address,
+                          [](u64 value, const Allocation& a) { return value < a.begin; });
+}
+
+/// The allocation that holds all of the bytes, if there is one.
+Allocation* find_allocation(Launch& launch, u64 address, u32 bytes) {
+  const auto holds = [&](const Allocation& a) { return address >= a.begin && address + bytes <= a.end; };
+  if (launch.last_allocation && holds(*launch.last_allocation)) return launch.last_allocation;
+  const auto after = allocation_after(launch, address);
+  if (after == launch.allocations->begin() || !holds(*(after - 1))) return nullptr;
+  return launch.last_allocation = &*(after - 1);
+}
+
+/// Names the nearest allocation, an overrun as well as an underrun.
+[[noreturn]] void fail_bounds(Warp& warp, const Instruction& inst, u64 address, u32 bytes, bool is_write) {
   Launch& launch = *warp.cta->launch;
-  Allocation* found = launch.last_allocation;
-  if (!(found && address >= found->begin && address + bytes <= found->end)) {
-    auto& all = *launch.allocations;
-    const auto after = std::upper_bound(all.begin(), all.end(), address,
-                                        [](u64 value, const Allocation& a) { return value < a.begin; });
-    found = after == all.begin() ? nullptr : &*(after - 1);
-    if (!found || address + bytes > found->end) {
-      // The nearest allocation, so that an overrun and an underrun are both named.
-      std::string hint = "no allocation is near";
-      const s64 past = found ? s64(address - found->end) : -1;
-      const s64 before = after == all.end() ? -1 : s64(after->begin - address);
-      if (past >= -16 && found && (before < 0 || past <= before))
-        hint = format("%lld bytes past the end of '%s' (%llu bytes)", (long long)past, found->name.c_str(),
-                      (unsigned long long)(found->end - found->begin));
-      else if (before >= 0)
-        hint = format("%lld bytes before '%s'", (long long)before, after->name.c_str());
-      fail(warp, inst, "bounds",
-           format("global %s of %u bytes at 0x%llx: %s", is_write ? "write" : "read", bytes,
-                  (unsigned long long)address, hint.c_str()));
-    }
-    launch.last_allocation = found;
-  }
+  const auto after = allocation_after(launch, address);
+  const Allocation* found = after == launch.allocations->begin() ? nullptr : &*(after - 1);
+  std::string hint = "no allocation is near";
+  const s64 past = found ? s64(address - found->end) : -1;
+  const s64 before = after == launch.allocations->end() ? -1 : s64(after->begin - address);
+  if (past >= -16 && found && (before < 0 || past <= before))
+    hint = format("%lld bytes past the end of '%s' (%llu bytes)", (long long)past, found->name.c_str(),
+                  (unsigned long long)(found->end - found->begin));
+  else if (before >= 0)
+    hint = format("%lld bytes before '%s'", (long long)before, after->name.c_str());
+  fail(warp, inst, "bounds",
+       format("global %s of %u bytes at 0x%llx: %s", is_write ? "write" : "read", bytes, (unsigned long long)address,
+              hint.c_str()));
+}
+
+}  // namespace
+
+Allocation& locate_global(Warp& warp, const Instruction& inst, u64 address, u32 bytes, bool is_write, u32 alignment) {
+  Allocation* found = find_allocation(*warp.cta->launch, address, bytes);
+  if (!found) fail_bounds(warp, inst, address, bytes, is_write);
   if (alignment && address % alignment)
     fail(warp, inst, "alignment",
          format("global access of %u bytes at '%s'+%llu, not aligned to %u", bytes, found->name.c_str(),
@@ -143,12 +159,46 @@ const u8* read_global(Warp& warp, const Instruction& inst, u64 address, u32 byte
   return reinterpret_cast<const u8*>(address);
 }
 
-u8* write_global(Warp& warp, const Instruction& inst, u64 address, u32 bytes, u32 alignment,
-                 const GlobalAccess& how) {
+u8* write_global(Warp& warp, const Instruction& inst, u64 address, u32 bytes, u32 alignment, const GlobalAccess& how) {
   const Allocation& allocation = locate_global(warp, inst, address, bytes, true, alignment);
   if (tracks_global(warp, allocation))
     warp.cta->launch->global_shadow.write(warp, inst, shadow_access(warp, how), allocation, address, bytes);
   return reinterpret_cast<u8*>(address);
+}
+
+/// How far apart the lanes are that go on where another one ends; 0: nowhere near.
+static int run_stride(const u64* address, u32 bytes, u32 mask) {
+  const int first = __builtin_ctz(mask);
+  for (int stride = 1; first + stride < kWarpSize; stride *= 2)
+    if ((mask >> (first + stride) & 1) && address[first + stride] == address[first] + bytes) return stride;
+  return 0;
+}
+
+u32 check_global_runs(Warp& warp, const Instruction& inst, const u64* address, u32 bytes, u32 mask, bool is_write) {
+  Launch& launch = *warp.cta->launch;
+  const int stride = mask ? run_stride(address, bytes, mask) : 0;
+  u32 done = 0;
+  for (u32 left = stride ? mask : 0; left;) {
+    const int first = __builtin_ctz(left);
+    int last = first;
+    u32 run = 1u << first;
+    while (last + stride < kWarpSize && (left >> (last + stride) & 1) &&
+           address[last + stride] == address[last] + bytes)
+      run |= 1u << (last += stride);
+    left &= ~run;
+    const u32 total = u32(address[last] - address[first]) + bytes;
+    const Allocation* found = find_allocation(launch, address[first], total);
+    if (!found || address[first] % bytes || (is_write && !found->writable)) continue;
+    if (tracks_global(warp, *found)) {
+      const GlobalShadow::Access who = shadow_access(warp, {});
+      if (is_write)
+        launch.global_shadow.write(warp, inst, who, *found, address[first], total);
+      else if (!launch.global_shadow.read(warp, inst, who, *found, address[first], total))
+        continue;
+    }
+    done |= run;
+  }
+  return done;
 }
 
 }  // namespace ptxemu

@@ -1,5 +1,7 @@
 // Checked access to memory: every load, store and copy goes through these functions.
 #pragma once
+#include <optional>
+
 #include "machine.h"
 
 namespace ptxemu {
@@ -22,27 +24,22 @@ SharedTarget locate_shared(Warp& warp, const Instruction& inst, u64 address, u32
 /// The accessor for a plain access of a warp.
 inline Accessor warp_accessor(Warp& warp) { return {warp.agent, warp.tick(), &warp.view, false}; }
 
-inline bool tracks_shared(const Launch& launch) {
-  return launch.options.check_races || launch.options.check_undefined;
-}
+inline bool tracks_shared(const Launch& launch) { return launch.options.check_races || launch.options.check_undefined; }
 
 /// Plain read of shared memory with all checks; `defined` is cleared where bytes are undefined.
 const u8* read_shared(Warp& warp, const Instruction& inst, u64 address, u32 bytes, bool& defined);
 /// Plain reads of 16 bytes by the lanes of one instruction: read_shared() with the usual case up front.
 class SharedQuads {
  public:
-  SharedQuads(Warp& warp, const Instruction& inst)
-      : warp_(warp), inst_(inst), cta_(*warp.cta), who_(warp_accessor(warp)) {
-    if (!cta_.launch->options.check_races) return;
-    reads_ = cta_.shadow.row(who_.agent);
-    stamp_ = SharedShadow::stamp(pc_of(warp, inst), who_.tick);
+  SharedQuads(Warp& warp, const Instruction& inst) : warp_(warp), inst_(inst), cta_(*warp.cta) {
+    if (cta_.launch->options.check_races) reader_.emplace(cta_.shadow, warp_accessor(warp), pc_of(warp, inst), true);
   }
 
-  const u8* read(u32 address, bool& defined) const {
+  const u8* read(u32 address, bool& defined) {
     const u32 offset = address - kSharedBase;
-    if (reads_ && offset % 16 == 0 && offset + 16 <= cta_.shared.size() && offset < offset + 16 &&
+    if (reader_ && offset % 16 == 0 && offset + 16 <= cta_.shared.size() && offset < offset + 16 &&
         (offset >= cta_.barriers_end || offset + 16 <= cta_.barriers_begin) &&
-        cta_.shadow.read_quad(who_, offset / 4, reads_, stamp_))
+        reader_->read(offset / 16, [](Agent, u32) {}))
       return &cta_.shared[offset];
     return read_shared(warp_, inst_, address, 16, defined);
   }
@@ -51,18 +48,18 @@ class SharedQuads {
   Warp& warp_;
   const Instruction& inst_;
   Cta& cta_;
-  Accessor who_;
-  u64* reads_ = nullptr;
-  u64 stamp_ = 0;
+  std::optional<SharedShadow::QuadReader> reader_;
 };
 
 /// Plain write; the caller fills the bytes. defined: whether the data is; value: what will be written, if known.
-u8* write_shared(Warp& warp, const Instruction& inst, u64 address, u32 bytes, bool defined,
-                 const u8* value = nullptr);
+u8* write_shared(Warp& warp, const Instruction& inst, u64 address, u32 bytes, bool defined, const u8* value = nullptr);
 
 /// Bounds, alignment and permission of a global access.
-Allocation& locate_global(Warp& warp, const Instruction& inst, u64 address, u32 bytes, bool is_write,
-                          u32 alignment);
+Allocation& locate_global(Warp& warp, const Instruction& inst, u64 address, u32 bytes, bool is_write, u32 alignment);
+
+/// Checks plain accesses to global memory of the lanes in `mask`, `bytes` each, by runs of lanes that lie one behind
+/// another. Returns the lanes that are done; whatever may be wrong, or undefined, is left to a look at them one by one.
+u32 check_global_runs(Warp& warp, const Instruction& inst, const u64* address, u32 bytes, u32 mask, bool is_write);
 
 /// How a global access is ordered, for the race check.
 struct GlobalAccess {
@@ -73,8 +70,7 @@ struct GlobalAccess {
 };
 const u8* read_global(Warp& warp, const Instruction& inst, u64 address, u32 bytes, u32 alignment,
                       const GlobalAccess& how, bool& defined);
-u8* write_global(Warp& warp, const Instruction& inst, u64 address, u32 bytes, u32 alignment,
-                 const GlobalAccess& how);
+u8* write_global(Warp& warp, const Instruction& inst, u64 address, u32 bytes, u32 alignment, const GlobalAccess& how);
 
 /// Which state space a generic address lies in; makes the address relative to it.
 Space resolve_space(Space space, u64& address);

@@ -1,197 +1,219 @@
 #include "shared_shadow.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "machine.h"
 
 namespace ptxemu {
 
 void SharedShadow::reset(u32 bytes, int agents, int cluster_warps, bool strict_cp_async) {
-  words_.assign(bytes / 4 + 4, Word());
-  writer_pc_.assign(bytes / 4 + 1, -1);
-  rows_.clear();
+  const size_t quads = (bytes + kQuadBytes - 1) / kQuadBytes;
+  quads_.assign(quads, Word());
+  quad_pc_.assign(quads, -1);
+  is_split_.assign(quads, 0);
+  words_.resize(4 * quads);
+  word_pc_.resize(4 * quads);
+  reads_.clear();
   readers_.clear();
   cluster_warps_ = cluster_warps;
   generic_agents_ = cluster_warps * int(strict_cp_async ? AgentKind::Wgmma : AgentKind::CpAsync);
-  rows_.reserve(agents);
+  reads_.reserve(agents);
 }
 
-u64* SharedShadow::row(Agent agent) {
-  while (rows_.size() <= agent) rows_.emplace_back(nullptr, std::free);
-  if (!rows_[agent]) {
-    // Zero pages of the operating system: only what is touched costs anything.
-    rows_[agent].reset(static_cast<u64*>(std::calloc(words_.size(), sizeof(u64))));
-    readers_.push_back({agent, rows_[agent].get()});
+SharedShadow::Reads& SharedShadow::reads_of(Agent agent) {
+  if (reads_.size() <= agent) reads_.resize(agent + 1);
+  if (!reads_[agent]) {
+    reads_[agent] = std::make_unique<Reads>(agent, quads_.size());
+    readers_.push_back(reads_[agent].get());
   }
-  return rows_[agent].get();
+  return *reads_[agent];
 }
 
-static u32 bytes_in_word(u32 word, u32 offset, u32 bytes) {
-  const u32 begin = std::max(offset, word * 4) - word * 4, end = std::min(offset + bytes, word * 4 + 4) - word * 4;
-  return ((1u << end) - 1) & ~((1u << begin) - 1);
+void SharedShadow::split(u32 quad) {
+  is_split_[quad] = 1;
+  std::fill_n(&words_[4 * quad], 4, quads_[quad]);
+  std::fill_n(&word_pc_[4 * quad], 4, quad_pc_[quad]);
+  for (Reads* reads : readers_) std::fill_n(&reads->words[4 * quad], 4, reads->quads[quad]);
+}
+
+void SharedShadow::try_merge(u32 quad) {
+  const auto alike = [](const auto* four) {
+    return !memcmp(four, four + 1, sizeof *four) && !memcmp(four, four + 2, 2 * sizeof *four);
+  };
+  if (!alike(&words_[4 * quad]) || !alike(&word_pc_[4 * quad])) return;
+  for (Reads* reads : readers_)
+    if (!alike(&reads->words[4 * quad])) return;
+  is_split_[quad] = 0;
+  quads_[quad] = words_[4 * quad];
+  quad_pc_[quad] = word_pc_[4 * quad];
+  for (Reads* reads : readers_) reads->quads[quad] = reads->words[4 * quad];
+}
+
+/// Calls visit(part) for all that an access touches.
+template <class F>
+void SharedShadow::for_each_part(u32 offset, u32 bytes, F visit) {
+  const u32 end = offset + bytes;
+  for (u32 quad = offset / kQuadBytes; quad * kQuadBytes < end; quad++) {
+    const u32 begin = std::max(offset, quad * kQuadBytes), stop = std::min(end, (quad + 1) * kQuadBytes);
+    const bool whole = stop - begin == kQuadBytes;
+    if (whole && !is_split_[quad]) {
+      visit(Part{true, quad, begin, 15});
+      continue;
+    }
+    if (!is_split_[quad]) split(quad);
+    for (u32 word = begin / 4; word * 4 < stop; word++) {
+      const u32 first = std::max(begin, word * 4) - word * 4, last = std::min(stop, word * 4 + 4) - word * 4;
+      visit(Part{false, word, word * 4, ((1u << last) - 1) & ~((1u << first) - 1)});
+    }
+    if (whole) try_merge(quad);
+  }
 }
 
 bool SharedShadow::writer_is_ordered(const Word& word, const Accessor& who) const {
   return word.tick <= who.view->seen.get(word.writer);
 }
 
-void SharedShadow::report_race(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who,
-                               const char* what, u32 word, Agent other, u32 tick, int pc) {
-  (void)tick;
+void SharedShadow::report_race(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, const char* what,
+                               u32 address, Agent other, int pc) {
   if (report_again(warp, inst, "shared-race")) return;
   const Program& program = *cta.launch->program;
-  const std::string both =
-      format("shared+0x%x: %s by %s, not ordered after %s by %s", word * 4, what,
-             cta.cluster->agent_name(who.agent).c_str(), describe_pc(program, pc).c_str(),
-             cta.cluster->agent_name(other).c_str());
-  report(warp, inst, "shared-race", both);
+  report(warp, inst, "shared-race",
+         format("shared+0x%x: %s by %s, not ordered after %s by %s", address, what,
+                cta.cluster->agent_name(who.agent).c_str(), describe_pc(program, pc).c_str(),
+                cta.cluster->agent_name(other).c_str()));
 }
 
-/// Writes four words, where all is well and simple: false if write() has to look at them one by one.
-bool SharedShadow::write_quad(const Accessor& who, u32 word, int pc) {
-  u64 bits[4];
-  memcpy(bits, &words_[word], sizeof bits);
-  if ((bits[0] ^ bits[1]) | (bits[0] ^ bits[2]) | (bits[0] ^ bits[3])) return false;
-  const Word& old = words_[word];
-  if (old.writer != kNobody && old.writer != who.agent) {
+bool SharedShadow::read(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, u32 offset, u32 bytes,
+                        bool record) {
+  const LaunchOptions& options = cta.launch->options;
+  bool defined = true;
+  Reads* reads = options.check_races ? &reads_of(who.agent) : nullptr;
+  const u64 pc = u64(pc_of(warp, inst)) << 32;
+  for_each_part(offset, bytes, [&](const Part& part) {
+    const Word& shadow = word(part);
+    const u32 mask = part.mask;
+    defined &= (shadow.defined & mask) == mask;
+    if (!reads) return;
+    u64& mine = reads->at(part);
+    const bool same_tick = u32(mine) >> 4 == who.tick;
+    if (same_tick && (mine & mask) == mask) return;  // checked before, in the same epoch
+    if (shadow.writer != kNobody && shadow.writer != who.agent && (shadow.written & mask)) {
+      if (!writer_is_ordered(shadow, who)) {
+        report_race(cta, warp, inst, who, "read", part.address, shadow.writer, writer_pc(part));
+      } else if (who.async_proxy && options.check_proxies && shadow.writer < generic_agents_ &&
+                 shadow.tick > who.view->fenced.get(shadow.writer) && !report_again(warp, inst, "proxy")) {
+        report(warp, inst, "proxy",
+               format("shared+0x%x: read in the async proxy without fence.proxy.async after %s by %s", part.address,
+                      describe_pc(*cta.launch->program, writer_pc(part)).c_str(),
+                      cta.cluster->agent_name(shadow.writer).c_str()));
+      }
+    }
+    if (record) mine = pc | u64(who.tick) << 4 | mask | (same_tick ? mine & 15 : 0);
+  });
+  return defined;
+}
+
+/// Writes whole quads, where all is well and simple: false if write() has to look at them one by one.
+bool SharedShadow::write_quads(const Accessor& who, u32 first, u32 count, int pc) {
+  u64 known = 0;  // what the shadow says of a quad that may be written
+  static_assert(sizeof(Word) == sizeof known);
+  for (u32 quad = first; quad < first + count; quad++) {
+    if (is_split_[quad]) return false;
+    u64 bits;
+    memcpy(&bits, &quads_[quad], sizeof bits);
+    if (bits == known && quad > first) continue;
+    known = bits;
+    const Word& old = quads_[quad];
+    if (old.writer == kNobody || old.writer == who.agent) continue;
     if (old.tick > who.view->seen.get(old.writer)) return false;
     if (who.async_proxy && old.writer < cluster_warps_ && old.tick > who.view->fenced.get(old.writer)) return false;
   }
-  for (const auto& [agent, reads] : readers_) {
-    if (agent == who.agent) continue;
-    const u64* seen = reads + word;
-    if ((seen[0] ^ seen[1]) | (seen[0] ^ seen[2]) | (seen[0] ^ seen[3])) return false;
-    if (seen[0] && u32(seen[0]) >> 4 > who.view->seen.get(agent)) return false;
+  for (const Reads* reads : readers_) {
+    if (reads->agent == who.agent) continue;
+    u32 latest = 0;
+    for (u32 quad = first; quad < first + count; quad++) latest = std::max(latest, u32(reads->quads[quad]));
+    if (latest >> 4 > who.view->seen.get(reads->agent)) return false;
   }
   Word written;
   written.tick = who.tick;
   written.writer = who.agent;
   written.written = 15;
   written.defined = 15;
-  for (int k = 0; k < 4; k++) {
-    words_[word + k] = written;
-    writer_pc_[word + k] = pc;
-  }
+  std::fill_n(&quads_[first], count, written);
+  std::fill_n(&quad_pc_[first], count, pc);
   return true;
 }
 
-bool SharedShadow::read(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, u32 offset,
-                        u32 bytes, bool record) {
+void SharedShadow::write(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, u32 offset, u32 bytes,
+                         const u8* value) {
   const LaunchOptions& options = cta.launch->options;
-  const u32 first = offset / 4, last = (offset + bytes - 1) / 4;
-  bool defined = true;
-  u64* reads = options.check_races ? row(who.agent) : nullptr;
-  const u64 pc = u64(pc_of(warp, inst)) << 32;
-  for (u32 word = first; word <= last; word++) {
-    // Four words at once where they look alike, which is the rule.
-    if (reads && word * 4 >= offset && word + 3 <= last && word * 4 + 16 <= offset + bytes &&
-        read_quad(who, word, record ? reads : nullptr, pc | u64(who.tick) << 4 | 15)) {
-      word += 3;
-      continue;
-    }
-    const Word& shadow = words_[word];
-    const u32 mask = bytes_in_word(word, offset, bytes);
-    defined &= (shadow.defined & mask) == mask;
-    if (!reads) continue;
-    u64& mine = reads[word];
-    const bool same_tick = u32(mine) >> 4 == who.tick;
-    if (same_tick && (mine & mask) == mask) continue;  // checked before, in the same epoch
-    if (shadow.writer != kNobody && shadow.writer != who.agent && (shadow.written & mask)) {
-      if (!writer_is_ordered(shadow, who)) {
-        report_race(cta, warp, inst, who, "read", word, shadow.writer, shadow.tick, writer_pc_[word]);
-      } else if (who.async_proxy && options.check_proxies) {
-        if (shadow.writer < generic_agents_ && shadow.tick > who.view->fenced.get(shadow.writer))
-          report(warp, inst, "proxy",
-                 format("shared+0x%x: read in the async proxy without fence.proxy.async after %s by %s",
-                        word * 4, describe_pc(*cta.launch->program, writer_pc_[word]).c_str(),
-                        cta.cluster->agent_name(shadow.writer).c_str()));
-      }
-    }
-    if (record) mine = pc | u64(who.tick) << 4 | mask | (same_tick ? mine & 15 : 0);
-  }
-  return defined;
-}
-
-/// Whether a write leaves the bytes of a word as they are.
-static bool writes_the_same(const Cta& cta, const u8* value, u32 word, u32 offset, u32 bytes) {
-  const u32 begin = std::max(word * 4, offset), end = std::min(word * 4 + 4, offset + bytes);
-  return !memcmp(&cta.shared[begin], value + (begin - offset), end - begin);
-}
-
-void SharedShadow::write(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, u32 offset,
-                         u32 bytes, const u8* value) {
-  const LaunchOptions& options = cta.launch->options;
-  const u32 first = offset / 4, last = (offset + bytes - 1) / 4;
   const int pc = pc_of(warp, inst);
-  for (u32 word = first; word <= last; word++) {
-    if (options.check_races && word * 4 >= offset && word + 3 <= last && word * 4 + 16 <= offset + bytes &&
-        write_quad(who, word, pc)) {
-      word += 3;
-      continue;
-    }
-    Word& shadow = words_[word];
-    const u32 mask = bytes_in_word(word, offset, bytes);
+  const bool whole_quads = offset % kQuadBytes == 0 && bytes % kQuadBytes == 0;
+  if (options.check_races && whole_quads && write_quads(who, offset / kQuadBytes, bytes / kQuadBytes, pc)) return;
+  // Whether a write leaves the bytes of a part as they are.
+  const auto writes_the_same = [&](const Part& part) {
+    const u32 begin = std::max(part.address, offset);
+    const u32 end = std::min(part.address + (part.is_quad ? kQuadBytes : 4), offset + bytes);
+    return value && !memcmp(&cta.shared[begin], value + (begin - offset), end - begin);
+  };
+  for_each_part(offset, bytes, [&](const Part& part) {
+    Word& shadow = word(part);
+    const u32 mask = part.mask;
     shadow.defined |= mask;
-    if (!options.check_races) continue;
+    if (!options.check_races) return;
     if (shadow.writer == who.agent && shadow.tick == who.tick) {
       shadow.written |= mask;
     } else {
       if (shadow.writer != kNobody && shadow.writer != who.agent && (shadow.written & mask)) {
-        if (!options.check_equal_writes && value && !writer_is_ordered(shadow, who) &&
-            writes_the_same(cta, value, word, offset, bytes)) {
-          // The same value from several warps, as Triton stores what many threads hold alike.
-        } else if (!writer_is_ordered(shadow, who))
-          report_race(cta, warp, inst, who, "write", word, shadow.writer, shadow.tick, writer_pc_[word]);
-        else if (who.async_proxy && options.check_proxies && shadow.writer < cluster_warps_ &&
-                 shadow.tick > who.view->fenced.get(shadow.writer))
+        if (!writer_is_ordered(shadow, who)) {
+          // The same value from several warps may be allowed: Triton stores so what many threads hold alike.
+          if (options.check_equal_writes || !writes_the_same(part))
+            report_race(cta, warp, inst, who, "write", part.address, shadow.writer, writer_pc(part));
+        } else if (who.async_proxy && options.check_proxies && shadow.writer < cluster_warps_ &&
+                   shadow.tick > who.view->fenced.get(shadow.writer) && !report_again(warp, inst, "proxy")) {
           report(warp, inst, "proxy",
                  format("shared+0x%x: written in the async proxy without fence.proxy.async after %s by %s",
-                        word * 4, describe_pc(*cta.launch->program, writer_pc_[word]).c_str(),
+                        part.address, describe_pc(*cta.launch->program, writer_pc(part)).c_str(),
                         cta.cluster->agent_name(shadow.writer).c_str()));
+        }
       }
       shadow.writer = who.agent;
       shadow.tick = who.tick;
       shadow.written = mask;
       shadow.atomic = 0;
     }
-    writer_pc_[word] = pc;
-    for (const auto& [agent, reads] : readers_) {
-      const u64 seen = reads[word];
-      if (agent == who.agent || !(seen & mask)) continue;
-      const u32 tick = u32(seen) >> 4;
-      if (tick > who.view->seen.get(agent))
-        report_race(cta, warp, inst, who, "write", word, agent, tick, int(seen >> 32));
+    writer_pc(part) = pc;
+    for (Reads* reads : readers_) {
+      const u64 seen = reads->at(part);
+      if (reads->agent == who.agent || !(seen & mask)) continue;
+      if (u32(seen) >> 4 > who.view->seen.get(reads->agent))
+        report_race(cta, warp, inst, who, "write", part.address, reads->agent, int(seen >> 32));
     }
-  }
+  });
 }
 
-void SharedShadow::atomic(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, u32 offset,
-                          u32 bytes) {
+void SharedShadow::atomic(Cta& cta, Warp& warp, const Instruction& inst, const Accessor& who, u32 offset, u32 bytes) {
   // Towards other atomics the word looks as if this agent had written it last.
-  const u32 first = offset / 4, last = (offset + bytes - 1) / 4;
-  for (u32 word = first; word <= last; word++)
-    if (words_[word].atomic) {
-      words_[word].writer = who.agent;
-      words_[word].tick = who.tick;
-    }
+  for_each_part(offset, bytes, [&](const Part& part) {
+    if (!word(part).atomic) return;
+    word(part).writer = who.agent;
+    word(part).tick = who.tick;
+  });
   write(cta, warp, inst, who, offset, bytes);
-  for (u32 word = first; word <= last; word++) words_[word].atomic = 1;
+  for_each_part(offset, bytes, [&](const Part& part) { word(part).atomic = 1; });
 }
 
-bool SharedShadow::is_defined(u32 offset, u32 bytes) const {
-  for (u32 word = offset / 4; word <= (offset + bytes - 1) / 4; word++) {
-    const u32 mask = bytes_in_word(word, offset, bytes);
-    if ((words_[word].defined & mask) != mask) return false;
-  }
-  return true;
+bool SharedShadow::is_defined(u32 offset, u32 bytes) {
+  bool defined = true;
+  for_each_part(offset, bytes, [&](const Part& part) { defined &= (word(part).defined & part.mask) == part.mask; });
+  return defined;
 }
 
 void SharedShadow::set_defined(u32 offset, u32 bytes, bool defined) {
-  for (u32 word = offset / 4; word <= (offset + bytes - 1) / 4; word++) {
-    const u32 mask = bytes_in_word(word, offset, bytes);
-    words_[word].defined = defined ? words_[word].defined | mask : words_[word].defined & ~mask;
-  }
+  for_each_part(offset, bytes, [&](const Part& part) {
+    Word& shadow = word(part);
+    shadow.defined = defined ? shadow.defined | part.mask : shadow.defined & ~part.mask;
+  });
 }
 
 }  // namespace ptxemu
