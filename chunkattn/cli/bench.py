@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,10 +143,10 @@ def compare(before: Path, after: Path, everybody: bool, as_json: bool) -> None:
         changes = verdicts.compare(Record.load(before), Record.load(after), everybody=everybody)
         if not changes:
             raise ValueError(f"after: expected a case in common with {before}, got none")
-    if as_json:
-        json.dump([dataclasses.asdict(change) for change in changes], sys.stdout)
-    else:
-        table.print_changes(_console(), changes)
+        if as_json:
+            click.echo(json.dumps([dataclasses.asdict(change) for change in changes]))
+        else:
+            table.print_changes(_console(), changes)
     if verdicts.regressions(changes):
         raise click.exceptions.Exit(1)
 
@@ -236,7 +235,7 @@ class _Destination:
         if self._path is not None:
             write_atomically(self._path, self._before.text())
         if self._as_json:
-            json.dump(self._before.to_json(), sys.stdout)
+            click.echo(json.dumps(self._before.to_json()))
         else:
             click.echo(f"written: {self._path}")
 

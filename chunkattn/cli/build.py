@@ -12,6 +12,7 @@ import click
 
 from chunkattn.build import builder, store
 from chunkattn.build.variants import ARCHITECTURES, Variant, all_variants
+from chunkattn.cli.one_sentence import one_sentence
 
 
 @click.command()
@@ -43,17 +44,14 @@ def build(arch: str, patterns: tuple[str, ...], output: Path | None, as_list: bo
     A wheel or image that should need no compiler takes the libraries along: --output chunkattn/_kernels in a checkout
     puts them where the package looks first.
     """
-    variants = chosen(arch, patterns)
-    try:
-        libraries = {} if as_list else builder.build(variants, output=output)
-    except builder.BuildError as error:
-        raise click.ClickException(str(error)) from error
-    rows = [described(variant, libraries.get(variant.name) or _find(variant, output)) for variant in variants]
-    if as_json:
-        click.echo(json.dumps({"variants": rows}, indent=1))
-        return
-    for row in rows:
-        click.echo(line_of(row))
+    with one_sentence():
+        variants = chosen(arch, patterns)
+        try:
+            libraries = {} if as_list else builder.build(variants, output=output)
+        except builder.BuildError as error:
+            raise click.ClickException(str(error)) from error
+        rows = [described(variant, libraries.get(variant.name) or _find(variant, output)) for variant in variants]
+        click.echo(json.dumps({"variants": rows}, indent=1) if as_json else "\n".join(map(line_of, rows)))
 
 
 def _find(variant: Variant, output: Path | None) -> store.Library | None:

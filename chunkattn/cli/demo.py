@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import click
 import torch
 
 import chunkattn
@@ -56,8 +56,7 @@ def _json_demo(options: DemoOptions) -> bool:
     model, scenario = _prepare(options)
     whole, chunked = (_run(model, scenario, budget) for budget in (None, options.chunk))
     equal = tokens_equal(whole, chunked)
-    json.dump(as_json(result_of(whole), result_of(chunked), equal), sys.stdout)
-    sys.stdout.write("\n")
+    click.echo(json.dumps(as_json(result_of(whole), result_of(chunked), equal)))
     _save_timeline(options, whole, chunked)
     return equal
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 from chunkattn.extras import MissingExtraError, require
@@ -9,6 +10,9 @@ from chunkattn.extras import MissingExtraError, require
 
 def main() -> int:
     """Runs the command line; returns the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that has no "×" shows "?"
     try:
         require("click", extra="demo", purpose="the command chunkattn")
         from chunkattn.cli.commands import cli

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import click
 import torch
 
 from chunkattn.bench import machine as bench_machine
@@ -264,7 +265,7 @@ def _write(options: ServeOptions, console: Any, outcomes: Sequence[Outcome], fac
     write_atomically(options.output / "results.json", text)
     write_atomically(options.output / "report.html", page)
     if options.as_json:
-        sys.stdout.write(text)
+        click.echo(text, nl=False)
         return
     console.print(comparison_table(outcomes))
     for note in dict.fromkeys(outcome.note for outcome in outcomes):

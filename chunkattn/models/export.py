@@ -29,6 +29,7 @@ def export_model(model: Model, directory: Path) -> list[Path]:
 
     Raises:
         UnsupportedModelError: a variant that ``LlamaForCausalLM`` does not have.
+        OSError: a file cannot be written.
     """
     config, tokenizer = model.config, model.tokenizer
     raw = _llama_config(config, model.decoder.dtype)
@@ -36,18 +37,22 @@ def export_model(model: Model, directory: Path) -> list[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     files = {name: directory / name for name in ("config.json", "generation_config.json", "tokenizer_config.json")}
     eos: list[int] = sorted(tokenizer.eos_token_ids)
-    _write_json(files["config.json"], {**raw, "eos_token_id": eos[0] if len(eos) == 1 else eos})
-    _write_json(files["generation_config.json"], {"eos_token_id": eos, "do_sample": False})
+    _write_json(files["config.json"], {**raw, "eos_token_id": eos[0] if len(eos) == 1 else eos or None})
+    _write_json(files["generation_config.json"], {"eos_token_id": eos or None, "do_sample": False})
     files["model.safetensors"] = directory / "model.safetensors"
-    safetensors.save_file(_hf_tensors(model), str(files["model.safetensors"]), metadata={"format": "pt"})
+    try:
+        safetensors.save_file(_hf_tensors(model), str(files["model.safetensors"]), metadata={"format": "pt"})
+    except require("safetensors", extra="demo", purpose="writing safetensors weights").SafetensorError as error:
+        raise OSError(f"{files['model.safetensors']}: {error}") from error  # a full disk, a folder that is read-only
     files["tokenizer.json"] = directory / "tokenizer.json"
     tokenizer.save(files["tokenizer.json"])
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config.max_positions,
         "clean_up_tokenization_spaces": False,
-        "eos_token": tokenizer.token_of(eos[0]),
     }
+    if eos:
+        settings["eos_token"] = tokenizer.token_of(eos[0])
     if tokenizer.chat_template is not None:
         settings["chat_template"] = tokenizer.chat_template.source
     _write_json(files["tokenizer_config.json"], settings)

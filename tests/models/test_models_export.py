@@ -25,6 +25,14 @@ def gguf_path(tmp_path):
     return path
 
 
+def write_source(folder) -> str:
+    """A checkpoint's directory."""
+    (folder / "source").mkdir()
+    write_checkpoint(folder / "source", TINY_LLAMA, llama_shapes(TINY_LLAMA))
+    write_tokenizer(folder / "source", ["hello"])
+    return str(folder / "source")
+
+
 def test_gguf_weights_come_back_in_hugging_face_order(gguf_path, tmp_path):
     export_model(load_model(str(gguf_path)), tmp_path / "out")
     tensors = load_file(tmp_path / "out" / "model.safetensors")
@@ -72,3 +80,19 @@ def test_a_variant_llama_lacks_is_refused(tmp_path):
     write_tokenizer(tmp_path, ["hello"])
     with pytest.raises(UnsupportedModelError, match="sliding windows"):
         export_model(load_model(str(tmp_path)), tmp_path / "out")
+
+
+def test_a_model_without_an_end_token_is_exported(tmp_path):
+    source = load_model(write_source(tmp_path))
+    source.tokenizer.eos_token_ids = frozenset()
+    export_model(source, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] is None
+    assert "eos_token" not in json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert load_model(str(tmp_path / "out")).tokenizer.encode(TEXT) == source.tokenizer.encode(TEXT)
+
+
+def test_weights_that_cannot_be_written_are_one_sentence(tmp_path):
+    (tmp_path / "out" / "model.safetensors").mkdir(parents=True)
+    result = CliRunner().invoke(cli, ["models", "export", str(tmp_path / "out"), "--model", write_source(tmp_path)])
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: {tmp_path}/out/model.safetensors: ")
