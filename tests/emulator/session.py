@@ -111,15 +111,6 @@ def _add(total: dict[str, Any], more: dict[str, Any]) -> None:
             total[name] = total.get(name, 0) + value
 
 
-def _stand_in(session: Session) -> contextlib.AbstractContextManager[None]:
-    """CPU tensors lie on the emulated GPU for `chunkattn`'s backends, where it is installed."""
-    if importlib.util.find_spec("chunkattn") is None:
-        return contextlib.nullcontext()
-    from chunkattn.backends import device
-
-    return device.stand_in("cpu", device.Gpu.of_arch(session.arch, session.multiprocessors))
-
-
 _active: list[Session] = []
 
 

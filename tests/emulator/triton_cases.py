@@ -56,14 +56,14 @@ def compile_kernel(
 
 
 @functools.cache
-def attention_kernel(arch: int, head_dim: int, block_m: int, warps: int) -> CompiledKernel:
+def attention_kernel(arch: int, head_dim: int, block_m: int, warps: int, heads: int = 2) -> CompiledKernel:
     from .kernels import triton_attention as source
 
     tensors = dict.fromkeys(["Q", "K", "V", "OUT"], "*bf16") | {"LSE": "*fp32"}
     tensors |= dict.fromkeys(["BLOCK_TABLE", "CU_SEQLENS_Q", "SEQLENS_K"], "*i32")
     strides = ["stride_q_token", "stride_q_head", "stride_page", "stride_page_token", "stride_page_head"]
     signature = tensors | {"scale_log2e": "fp32"} | dict.fromkeys([*strides, "stride_block_table"], "i32")
-    config = {"HEADS": 2, "KV_HEADS": 1, "HEAD_DIM": head_dim, "PAGE": 16}
+    config = {"HEADS": heads, "KV_HEADS": 1, "HEAD_DIM": head_dim, "PAGE": 16}
     config |= {"BLOCK_M": block_m, "BLOCK_N": 64, "CAUSAL": True}
     return compile_kernel(source.paged_attention, signature, config, arch, warps, 2, {*tensors, *strides})
 

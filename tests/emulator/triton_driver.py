@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,11 @@ MAX_SHARED = {80: 163 * 1024, 90: 227 * 1024}
 
 def available() -> bool:
     return importlib.util.find_spec("triton") is not None
+
+
+def version() -> tuple[int, int]:
+    major, minor = importlib.metadata.version("triton").split(".")[:2]
+    return int(major), int(minor)
 
 
 @functools.lru_cache(maxsize=256)
