@@ -34,6 +34,8 @@ def export(directory: Path, model: str, dtype: str) -> None:
     from chunkattn.models.export import export_model
 
     with one_sentence():
+        if directory.resolve() == Path(model).expanduser().resolve():
+            raise ValueError(f"directory: expected another one than the model's, got {directory}")
         files = export_model(load_model(model, dtype=getattr(torch, dtype)), directory)
     for file in files:
         click.echo(f"{file}  {file.stat().st_size / 1e6:.3g} MB")

@@ -18,5 +18,7 @@ def one_sentence() -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise click.ClickException(f"{error.filename}: {reason}" if error.filename else reason) from error
-    except (ValueError, ImportError, NotImplementedError, MemoryError) as error:
+    except MemoryError as error:
+        raise click.ClickException(str(error) or "not enough memory") from error
+    except (ValueError, ImportError, NotImplementedError) as error:
         raise click.ClickException(str(error)) from error

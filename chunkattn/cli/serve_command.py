@@ -68,7 +68,13 @@ DEFAULT_SETTINGS = ("whole", "sarathi", "disaggregated")
     "--max-num-seqs", default=64, show_default=True, type=click.IntRange(min=1), help="Most running requests."
 )
 @click.option("--page-size", default=16, show_default=True, type=click.IntRange(min=1), help="Tokens a page.")
-@click.option("--pages", default=2048, show_default=True, type=click.IntRange(min=1), help="Pages of a worker's cache.")
+@click.option(
+    "--pages",
+    default=2048,
+    show_default=True,
+    type=click.IntRange(min=1, max=2**31 - 1),
+    help="Pages of a worker's cache.",
+)
 @click.option("--slo-ttft", type=POSITIVE, metavar="S", help="A good answer's time to first token.")
 @click.option("--slo-tpot", type=POSITIVE, metavar="S", help="A good answer's mean time per token.")
 @click.option("--slo-itl", type=POSITIVE, metavar="S", help="A good answer's p99 wait between tokens.")

@@ -13,7 +13,7 @@ from chunkattn.models import Decoder
 from chunkattn.models.activation_memory import peak_activation_bytes
 from chunkattn.scheduler import Chunk, Request, ScheduledBatch
 from chunkattn.serving import ModelExecutor, StepMetadata, StepWork
-from chunkattn.simulation.cost_model import CostModel, MeasuredStep
+from chunkattn.simulation.cost_model import LEAST_STEPS, CostModel, MeasuredStep
 
 Shape = tuple[tuple[int, int], ...]  # (tokens, history) of each request; one token with history is a decode
 _HELD_OUT = 12
@@ -49,6 +49,9 @@ class Calibration:
             longest_context: most tokens of a request.
             most_decodes: most decodes of a step.
             seed: of the held-out shapes.
+
+        Raises:
+            ValueError: so few tokens that there are too few shapes to fit.
         """
         self._page_size = page_size
         self._decoder = decoder
@@ -56,6 +59,11 @@ class Calibration:
         longest_chunk = min(longest_chunk, longest_context)
         self._longest_chunk = min(longest_chunk, 256)  # memory is linear beyond
         self.shapes = list(dict.fromkeys(_grid(longest_chunk, longest_context, most_decodes)))
+        if len(self.shapes) < LEAST_STEPS:
+            raise ValueError(
+                f"longest_context: expected requests of enough tokens for {LEAST_STEPS} different steps, "
+                f"got {len(self.shapes)} with at most {longest_context} tokens"
+            )
         self.shapes.sort(key=lambda shape: sum(tokens for tokens, _ in shape))
         self.held_out = list(_draws(random.Random(seed), longest_chunk, longest_context, most_decodes))
         pages = [

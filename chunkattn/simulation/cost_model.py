@@ -20,6 +20,7 @@ from chunkattn.extras import require
 from chunkattn.serving import StepWork
 
 _KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+LEAST_STEPS = 8  # a fit of fewer would go through noise
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,8 @@ class CostModel:
         Raises:
             ValueError: too few steps.
         """
-        if len(steps) < 8:
-            raise ValueError(f"steps: expected at least 8 measured steps, got {len(steps)}")
+        if len(steps) < LEAST_STEPS:
+            raise ValueError(f"steps: expected at least {LEAST_STEPS} measured steps, got {len(steps)}")
         numpy = require("numpy", extra="demo", purpose="fitting a cost model")
         largest = max(step.work.num_tokens for step in steps)
         smallest = min(step.work.num_tokens for step in steps)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
+import click
 import pytest
 
 from chunkattn.cli.atomic_file import require_writable, write_atomically
+from chunkattn.cli.one_sentence import one_sentence
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
@@ -51,3 +53,17 @@ def test_looking_leaves_nothing(tmp_path: Path) -> None:
     for path in (Path("/proc/nowhere/a"), tmp_path / "file" / "a"):
         with pytest.raises(OSError, match=f"{path.name}'$"):
             require_writable(path)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MemoryError(), "not enough memory"),
+        (MemoryError("num_pages: expected"), "num_pages: expected"),
+        (PermissionError(13, "Permission denied", "/a"), "/a: Permission denied"),
+        (FileNotFoundError("model: expected"), "model: expected"),
+    ],
+)
+def test_what_files_and_memory_run_into_is_one_line(error: Exception, line: str) -> None:
+    with pytest.raises(click.ClickException, match=f"^{line}$"), one_sentence():
+        raise error

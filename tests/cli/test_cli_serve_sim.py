@@ -145,6 +145,10 @@ def test_synthetic_arrivals_need_no_trace(arguments: list[str]) -> None:
         (["--device", "meta"], "device: expected one whose tensors hold numbers, got 'meta'"),
         (["--backend", "foo"], "backend: expected one of cpu, cuda, reference, triton, got 'foo'"),
         (["--backend", "cuda"], "no backend can serve this problem; cuda: "),
+        (
+            ["--length-scale", "0.01", "--requests", "1"],
+            "longest_context: expected requests of enough tokens for 8 different steps, got",
+        ),
         (["--pages", "1"], "pages: expected room for at least one request in 1 pages of 16"),
     ],
 )

@@ -96,3 +96,13 @@ def test_weights_that_cannot_be_written_are_one_sentence(tmp_path):
     result = CliRunner().invoke(cli, ["models", "export", str(tmp_path / "out"), "--model", write_source(tmp_path)])
     assert result.exit_code == 1
     assert result.output.startswith(f"Error: {tmp_path}/out/model.safetensors: ")
+
+
+def test_a_model_is_not_exported_over_itself(tmp_path):
+    """In another dtype that would lose digits, and its weights are being read."""
+    source = write_source(tmp_path)
+    before = {file.name: file.read_bytes() for file in (tmp_path / "source").iterdir()}
+    result = CliRunner().invoke(cli, ["models", "export", f"{source}/../source", "--model", source])
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: directory: expected another one than the model's, got ")
+    assert {file.name: file.read_bytes() for file in (tmp_path / "source").iterdir()} == before
