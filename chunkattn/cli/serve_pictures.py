@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -163,15 +164,17 @@ def _tradeoff(outcomes: Sequence[Outcome]) -> bytes:
         (axes[1], "median_ttft_ms", "median time to first token"),
     ):
         for name in names:
-            of_setting = [outcome for outcome in outcomes if outcome.setting.name == name]
+            # Answers of one token have no wait between tokens.
+            of_setting = [o for o in outcomes if o.setting.name == name and math.isfinite(o.summary[key])]
             points = [(o.summary["output_throughput"], o.summary[key] / 1e3) for o in of_setting]
-            axis.plot(*zip(*points, strict=True), marker="o", label=name, linewidth=1.4)
+            axis.plot([x for x, _ in points], [y for _, y in points], marker="o", label=name, linewidth=1.4)
             for point, outcome in zip(points, of_setting, strict=True):
                 if several:
                     rate = f"{outcome.rate:.3g}/s"
                     axis.annotate(rate, point, xytext=(5, 4), textcoords="offset points", fontsize=8, color="#555555")
-        axis.set_xlim(0, 1.15 * axis.dataLim.x1)
-        axis.set_ylim(0, 1.15 * axis.dataLim.y1)
+        if all(map(math.isfinite, axis.dataLim.extents)):  # there is something to show
+            axis.set_xlim(0, 1.15 * axis.dataLim.x1)
+            axis.set_ylim(0, 1.15 * axis.dataLim.y1)
         axis.set_xlabel("output tokens a second")
         axis.set_ylabel("seconds")
         axis.grid(alpha=0.3)

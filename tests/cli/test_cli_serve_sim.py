@@ -94,6 +94,18 @@ def test_json_sweep_and_saved_calibration(arguments: list[str], tmp_path: Path) 
     assert "calibration: expected a cost model of dtype bfloat16 in cost.json, got float32" in other.output
 
 
+@pytest.mark.filterwarnings("error")
+def test_answers_of_one_token_have_a_report(arguments: list[str], tmp_path: Path) -> None:
+    lines = (tmp_path / "trace.csv").read_text().splitlines()
+    (tmp_path / "trace.csv").write_text("\n".join([lines[0], *(line.rsplit(",", 1)[0] + ",1" for line in lines[1:])]))
+    result = run([*arguments, "--output", "out"])
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*FILES, "calibration.json"}
+    runs = json.loads((tmp_path / "out" / "results.json").read_text())["runs"]
+    assert [one["p99_itl_ms"] for one in runs] == [None] * 3
+    assert all(one["p99_ttft_ms"] > 0 for one in runs)
+
+
 def test_capacity_is_found_and_needs_an_slo(arguments: list[str], tmp_path: Path) -> None:
     options = ["--setting", "sarathi:64", "--find-capacity", "--calibration", "cost.json"]
     result = run([*arguments, *options, "--slo-ttft", "0.5", "--output", "out"])
