@@ -55,13 +55,14 @@ class Options:
         return cls(**{"seed": seed, "async_mode": mode, **changes})
 
 
-def without_known_gaps(options: Options) -> Options:
-    """For kernels that Triton compiled, without what its code generation leaves out and its users cannot add.
+def without_known_gaps(options: Options, triton: tuple[int, int]) -> Options:
+    """For kernels that a Triton of this version compiled, without what its code generation leaves out.
 
-    It orders mbarrier.init before TMA, and cp.async before wgmma, by a barrier and without a proxy fence. Where a
-    layout gives several warps the same elements, all of them store these.
+    It orders mbarrier.init before TMA, and before 3.9 cp.async before wgmma as well, by a barrier and without a proxy
+    fence, which its users cannot add. Where a layout gives several warps the same elements, all of them store these.
     """
-    return replace(options, check_mbarrier_init=False, check_equal_writes=False, strict_cp_async_proxy=False)
+    fences_cp_async = options.strict_cp_async_proxy and triton >= (3, 9)
+    return replace(options, check_mbarrier_init=False, check_equal_writes=False, strict_cp_async_proxy=fences_cp_async)
 
 
 UNCHECKED = Options(async_mode="eager", check_races=False, check_undefined=False, check_proxies=False)

@@ -19,7 +19,7 @@ if not triton_driver.available():
 import triton
 import triton.language as tl
 
-from .launch import Options
+from .launch import Options, PtxModule, without_known_gaps
 from .report import KernelError
 from .session import Session, emulated
 
@@ -151,6 +151,19 @@ def test_descriptors_that_round_to_tf32() -> None:
         descriptor_copy_kernel[(4, 3)](source, TensorDescriptor.from_tensor(out, [32, 32]), BM=32, BN=32)
     rounded = (x.view(torch.int32) + 0x1000 & -0x2000).view(torch.float32)
     assert torch.equal(out, rounded * 2)
+
+
+def test_a_fence_between_cp_async_and_wgmma_is_demanded_of_the_triton_that_has_it() -> None:
+    from .triton_cases import AttentionCase, attention_kernel
+
+    assert not without_known_gaps(Options(), (3, 6)).strict_cp_async_proxy
+    assert without_known_gaps(Options(), (3, 9)).strict_cp_async_proxy
+    kernel = attention_kernel(90, 64, 64, 4)
+    loop = kernel.ptx.index("cp.async.wait_group")  # K has come, the first product follows
+    text = kernel.ptx[:loop] + kernel.ptx[loop:].replace("fence.proxy.async.shared::cta;", "", 1)
+    damaged = AttentionCase(kernel, ((64, 256),)).launch(PtxModule(text), Options())
+    fenced = triton_driver.version() >= (3, 9)
+    assert any("cp.async" in finding.message for finding in damaged.all_findings) == fenced, damaged.all_findings
 
 
 def test_a_kernel_may_outlive_its_session() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from .launch import Buffer, Options, PtxModule
+from .launch import Buffer, Options, PtxModule, without_known_gaps
+from .triton_driver import version
 
 LOG2E = math.log2(math.e)
 
@@ -143,6 +144,7 @@ class AttentionCase:
         buffers += [Buffer.of(self.out, "OUT"), Buffer.of(self.lse, "LSE")]
         blocks = -(-max(q for q, _ in self.lengths) // self.kernel.config["BLOCK_M"])
         grid = (blocks, self.heads, len(self.lengths))
+        fenced = without_known_gaps(options, version()).strict_cp_async_proxy
         return module.launch(
             self.kernel.name,
             grid,
@@ -150,7 +152,7 @@ class AttentionCase:
             values,
             buffers,
             self.kernel.shared,
-            options=replace(options, strict_cp_async_proxy=False),  # Triton has no fence there
+            options=replace(options, strict_cp_async_proxy=fenced),
         )
 
     def is_right(self) -> bool:

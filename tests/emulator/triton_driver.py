@@ -24,7 +24,9 @@ def available() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+@functools.cache
 def version() -> tuple[int, int]:
+    """(major, minor) of Triton."""
     major, minor = importlib.metadata.version("triton").split(".")[:2]
     return int(major), int(minor)
 
@@ -100,7 +102,7 @@ class EmulatorLauncher:
             self.metadata.shared,
             (clusters, 1, 1),
             extra,
-            without_known_gaps(session.options),
+            without_known_gaps(session.options, version()),
         )
         if exit_hook is not None:
             exit_hook(launch_metadata)

@@ -61,16 +61,20 @@ void round_to_tf32(u8* bytes) {
 void load_tile(const BulkOp& op, Cta& cta, u32 destination) {
   const TensorMap& map = *op.map;
   const bool rounds = map.element_type == kElementTF32 || map.element_type == kElementTF32Ftz;
-  for_each_tile_chunk(map, op.coordinates, [&](const TileChunk& chunk) {
-    u8* to = &cta.shared[swizzled(map, destination, chunk.shared_offset)];
-    const u8* from = reinterpret_cast<const u8*>(chunk.global_address);
-    if (chunk.bytes == 16) {
-      memcpy(to, from, 16);  // of a known size, since this is the rule
-    } else {
-      fill_outside(map, to);
-      if (chunk.bytes) memcpy(to + chunk.skip, from, chunk.bytes);
+  const u32 row_bytes = map.box[0] * map.element_bytes();
+  for_each_tile_row(map, op.coordinates, [&](const TileRow& row) {
+    const u8* from = reinterpret_cast<const u8*>(row.global_address);
+    for (u32 byte = 0; byte < row_bytes; byte += 16) {
+      u8* to = &cta.shared[swizzled(map, destination, row.shared_offset + byte)];
+      if (row.bytes == row_bytes) {
+        memcpy(to, from + byte, 16);  // of a known size, since this is the rule
+      } else {
+        const TileChunk chunk = chunk_of_row(row, byte);
+        fill_outside(map, to);
+        if (chunk.bytes) memcpy(to + chunk.skip, reinterpret_cast<const u8*>(chunk.global_address), chunk.bytes);
+      }
+      if (rounds) round_to_tf32(to);
     }
-    if (rounds) round_to_tf32(to);
   });
 }
 

@@ -61,12 +61,8 @@ inline const char* tensor_map_error(const TensorMap& map) {
 
 /// XOR swizzle of a shared-memory address; it permutes 16-byte chunks.
 inline std::uint32_t swizzle_address(std::uint32_t address, int mode) {
-  switch (mode) {
-    case kSwizzle128B: return address ^ ((address >> 3) & 0x70);
-    case kSwizzle64B: return address ^ ((address >> 3) & 0x30);
-    case kSwizzle32B: return address ^ ((address >> 3) & 0x10);
-    default: return address;
-  }
+  constexpr std::uint32_t kMask[] = {0, 0x70, 0x30, 0x10};  // by mode
+  return address ^ ((address >> 3) & kMask[mode & 3]);
 }
 
 }  // namespace ptxemu

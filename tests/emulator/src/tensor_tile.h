@@ -57,18 +57,19 @@ void for_each_tile_row(const TensorMap& map, const s32* coordinates, F visit) {
         }
 }
 
+/// The chunk that begins at a byte of a row.
+inline TileChunk chunk_of_row(const TileRow& row, u32 byte) {
+  const u32 begin = std::max(byte, row.skip), end = std::min(byte + 16, row.skip + row.bytes);
+  if (begin >= end) return {row.shared_offset + byte, 0, 0, 0};
+  return {row.shared_offset + byte, row.global_address + (begin - row.skip), begin - byte, end - begin};
+}
+
 /// Calls visit(chunk) for all chunks of a tile, innermost dimension first.
 template <class F>
 void for_each_tile_chunk(const TensorMap& map, const s32* coordinates, F visit) {
   const u32 row_bytes = map.box[0] * map.element_bytes();  // element strides are refused where a copy is issued
   for_each_tile_row(map, coordinates, [&](const TileRow& row) {
-    for (u32 byte = 0; byte < row_bytes; byte += 16) {
-      TileChunk chunk{row.shared_offset + byte, 0, 0, 0};
-      const u32 begin = std::max(byte, row.skip), end = std::min(byte + 16, row.skip + row.bytes);
-      if (begin < end)
-        chunk = {chunk.shared_offset, row.global_address + (begin - row.skip), begin - byte, end - begin};
-      visit(chunk);
-    }
+    for (u32 byte = 0; byte < row_bytes; byte += 16) visit(chunk_of_row(row, byte));
   });
 }
 
