@@ -159,8 +159,10 @@ def test_a_fence_between_cp_async_and_wgmma_is_demanded_of_the_triton_that_has_i
     assert not without_known_gaps(Options(), (3, 6)).strict_cp_async_proxy
     assert without_known_gaps(Options(), (3, 9)).strict_cp_async_proxy
     kernel = attention_kernel(90, 64, 64, 4)
+    fence = "fence.proxy.async.shared::cta;"
     loop = kernel.ptx.index("cp.async.wait_group")  # K has come, the first product follows
-    text = kernel.ptx[:loop] + kernel.ptx[loop:].replace("fence.proxy.async.shared::cta;", "", 1)
+    text = kernel.ptx[:loop].replace("cp.async.cg", f"{fence} bar.sync 0; cp.async.cg", 1)  # for Q, which is stored
+    text += kernel.ptx[loop:].replace(fence, "", 1)
     damaged = AttentionCase(kernel, ((64, 256),)).launch(PtxModule(text), Options())
     fenced = triton_driver.version() >= (3, 9)
     assert any("cp.async" in finding.message for finding in damaged.all_findings) == fenced, damaged.all_findings
