@@ -218,7 +218,15 @@ MODELS = {
     "mistral, window 24": ("Mistral", {**SIZES, "sliding_window": 24}),
     "gemma2, every other layer windowed, soft-cap": (
         "Gemma2",
-        {**SIZES, "sliding_window": 24, "head_dim": 32, "attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 32},
+        # Small weights and a large scale: else neither the window nor the cap changes a token.
+        {
+            **SIZES,
+            "sliding_window": 24,
+            "head_dim": 32,
+            "attn_logit_softcapping": 3.0,
+            "query_pre_attn_scalar": 1,
+            "initializer_range": 0.05,
+        },
     ),
     "gpt-oss, windows and sinks": (
         "GptOss",
@@ -227,12 +235,38 @@ MODELS = {
 }
 
 
-def saved_model(name, directory):
+def model_of(name, **changes):
     torch.manual_seed(0)
     family, sizes = MODELS[name]
-    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**sizes)).eval()
-    model.save_pretrained(directory / "model")
+    config = getattr(transformers, f"{family}Config")(**{**sizes, **changes})
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model.set_attn_implementation("eager")
     return model
+
+
+def tokens_of_transformers(model, make_cache=lambda: None):
+    """Greedy tokens after `PROMPTS` by transformers' eager attention."""
+    options = {"do_sample": False, "max_new_tokens": ANSWER, "eos_token_id": -1, "pad_token_id": 0}
+    answers = [model.generate(torch.tensor([p]), past_key_values=make_cache(), **options) for p in PROMPTS]
+    return [answer[0, len(p) :].tolist() for answer, p in zip(answers, PROMPTS)]
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("mistral, window 24", {"sliding_window": 4096}),
+        ("gemma2, every other layer windowed, soft-cap", {"sliding_window": 4096}),
+        ("gemma2, every other layer windowed, soft-cap", {"attn_logit_softcapping": None}),
+        ("gpt-oss, windows and sinks", {"sliding_window": 4096}),
+        ("gpt-oss, windows and sinks", {"sinks": None}),
+    ],
+)
+def test_what_the_engines_are_compared_on_changes_their_tokens(model, changes):
+    without = model_of(model, **{name: value for name, value in changes.items() if name != "sinks"})
+    if "sinks" in changes:
+        for layer in without.model.layers:
+            layer.self_attn.sinks.data.fill_(-1e9)
+    assert tokens_of_transformers(without) != tokens_of_transformers(model_of(model))
 
 
 def tokens_of_the_engine(directory, backend, cache):
@@ -248,7 +282,7 @@ def tokens_of_the_engine(directory, backend, cache):
 @pytest.mark.full
 @pytest.mark.parametrize("model", list(MODELS))
 def test_the_engine_gives_the_tokens_of_its_own_attention(tmp_path, model):
-    saved_model(model, tmp_path)
+    model_of(model).save_pretrained(tmp_path / "model")
     ours, own = (tokens_of_the_engine(tmp_path, backend, "auto") for backend in ("CUSTOM", "CPU_ATTN"))
     assert ours == own
 
@@ -269,12 +303,8 @@ class RoundedCache(transformers.DynamicCache):
 @pytest.mark.parametrize(("name", "dtype"), [("fp8", torch.float8_e4m3fn), ("fp8_e5m2", torch.float8_e5m2)])
 def test_the_engine_over_an_fp8_cache_gives_the_tokens_of_rounded_keys_and_values(tmp_path, name, dtype):
     """Not those of vLLM's own CPU attention, which cuts off towards zero what it stores in fp8."""
-    model = saved_model("llama", tmp_path)
-    model.set_attn_implementation("eager")
-    expected = {}
-    for stored in (dtype, torch.float32):
-        options = {"do_sample": False, "max_new_tokens": ANSWER, "eos_token_id": -1, "pad_token_id": 0}
-        answers = [model.generate(torch.tensor([p]), past_key_values=RoundedCache(stored), **options) for p in PROMPTS]
-        expected[stored] = [answer[0, len(p) :].tolist() for answer, p in zip(answers, PROMPTS)]
-    assert expected[dtype] != expected[torch.float32]  # or the tokens would say nothing about the cache
-    assert tokens_of_the_engine(tmp_path, "CUSTOM", name) == expected[dtype]
+    model = model_of("llama")
+    model.save_pretrained(tmp_path / "model")
+    expected = tokens_of_transformers(model, lambda: RoundedCache(dtype))
+    assert expected != tokens_of_transformers(model)  # or the tokens would say nothing about the cache
+    assert tokens_of_the_engine(tmp_path, "CUSTOM", name) == expected
