@@ -29,6 +29,7 @@ PLAIN = [
     MIXED.but(name="tree in a padded tile", tree=True, head_dim=24, head_dim_v=40, q_layout="offset", layout="lanes"),
     MIXED.but(name="splits", num_splits=3, sinks=True, layout="hnd", page_size=64),
     MIXED.but(name="many heads", num_q_heads=71, num_kv_heads=1, page_size=528),
+    MIXED.but(name="large cap", softcap=1e6),
     MIXED.but(name="narrow values", head_dim=32, head_dim_v=8, dtype=torch.float16),
     MIXED.but(name="negative scale", softmax_scale=-0.2),
     MIXED.but(name="invariant", q_lens=(33, 1, 5), kv_lens=(50, 2100, 40), invariant=True, num_q_heads=5,

@@ -42,6 +42,7 @@ CASES = [
               page_size=24, layout="lanes", q_layout="offset"),
     MIXED.but(name="fp32 full", dtype=torch.float32, causal=False, window=(40, 9), sinks=True, alibi="head",
               head_dim=16, head_dim_v=32, layout="layers", q_layout="head_major", page_size=128),
+    MIXED.but(name="large cap", softcap=1e6),
     MIXED.but(name="narrow values", head_dim_v=8, dtype=torch.float16),
     MIXED.but(name="narrow values int8 token", head_dim_v=16, kv_dtype=torch.int8, scale_mode="token_head"),
     MIXED.but(name="invariant", q_lens=(33, 1, 5), kv_lens=(50, 2100, 40), invariant=True, num_q_heads=5,

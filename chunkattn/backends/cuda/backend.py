@@ -23,7 +23,7 @@ from chunkattn.backends.device import Gpu, gpu
 from chunkattn.build.variants import Variant
 from chunkattn.env import SETTINGS
 from chunkattn.planning import contents
-from chunkattn.planning.work import WorkSpec, plan_words
+from chunkattn.planning.work import WorkSpec, make_plan, plan_words
 from chunkattn.types import AttentionSpec
 
 _ALIGNMENT = 64  # bytes, of a workspace
@@ -234,6 +234,8 @@ def attention(a: AttentionArgs) -> None:
         raise ValueError(
             f"plan: expected {plan_words(num_requests)} words for {num_requests} requests, got {a.plan.shape[0]}"
         )
+    if SETTINGS.debug and a.plan is not None:
+        _check_plan(a.plan, a, chosen.work)
     with _on(device):
         if a.plan is None:
             words = torch.empty(plan_words(num_requests), dtype=torch.int64, device=device)
@@ -244,6 +246,13 @@ def attention(a: AttentionArgs) -> None:
         library = chosen.library
         status = _core().launch_attention(library.launcher, a, chosen.fields, _stream(device), properties.num_sms)
         library.require(status)
+
+
+def _check_plan(plan: Tensor, a: AttentionArgs, work: WorkSpec) -> None:
+    """The kernel stops the device at a plan for other options, and does not see other lengths: in debug mode both are
+    an error that says why."""
+    if plan.tolist() != make_plan(work, a.cu_seqlens_q.tolist(), a.seq_lens.tolist()):
+        raise ValueError("plan: expected one made for these lengths and options, got one made for others")
 
 
 def _check_workspace(workspace: Tensor, size: int, max_tokens: int, max_seq_len: int) -> None:

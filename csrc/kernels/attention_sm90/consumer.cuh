@@ -43,7 +43,6 @@ class Consumer {
  private:
   // In invariant mode a task walks segments of its keys, each with a state of its own.
   __device__ void prefill(const Task& task) {
-    ptx::fence_async_proxy();  // producers copied queries
     int32_t begin = task.kv_begin;
 #pragma unroll 1
     while (true) {
@@ -70,7 +69,7 @@ class Consumer {
       const int32_t first_key = block * Config::kBlock, first_row = task.row_begin + warp() * 16;
 
       wait_full(shared_.of_keys[stage], position_.parity());
-      ptx::fence_async_proxy();  // at the edges of the keys warps copied rows
+      ptx::fence_async_proxy();  // warps copied queries, and at the edges of the keys rows
       tile.multiply_keys(queries, ptx::shared_address(shared_.keys[stage]));
       release(shared_.of_keys[stage], lane());
       if (transforms)
@@ -82,7 +81,7 @@ class Consumer {
       tile.softmax_step(factor, nullptr, nullptr);
 
       wait_full(shared_.of_values[stage], position_.parity());
-      ptx::fence_async_proxy();
+      ptx::fence_async_proxy();  // the same of values, and of what keep_hidden() made 0
       tile.multiply_values(ptx::shared_address(shared_.values[stage]));
       release(shared_.of_values[stage], lane());
     }
@@ -99,7 +98,6 @@ class Consumer {
     hidden.give(tile, p_, task, first_row, first_key, 0, Config::kBlock);
     synchronise();
     hidden.template clear<kWarpKeys>(mine, lane());
-    ptx::fence_async_proxy();
     synchronise();
   }
 
