@@ -27,21 +27,27 @@ void select_isa(const std::string& name) {
   isa = found;
 }
 
-// A call whose shapes, dtypes, strides and options equal those of an earlier, validated one needs no second validation:
-// every layer of a step repeats the first one's. Holding the GIL guards the cache.
-bool attention_call(const py::object& args, int num_threads, bool validated) {
+// Reads the arguments of a call; false if it must be validated first. A call whose shapes, dtypes, strides and options
+// equal those of an earlier, validated one needs no second validation: every layer of a step repeats the first one's.
+// Holding the GIL guards the cache.
+template <typename Call>
+bool read_known(Call (*read)(PyObject*, Signature*), const py::object& args, bool validated, Call* call) {
   static SignatureCache known;
   Signature signature;
-  AttentionCall call;
   try {
-    call = read_attention(args.ptr(), &signature);
+    *call = read(args.ptr(), &signature);
   } catch (const std::exception&) {
     if (validated) throw;
     return false;  // validation says better what is wrong
   }
-  // Whether a gradient is wanted depends on more than the arguments: such calls are validated every time.
-  if (!validated && (call.requires_grad || !known.contains(signature))) return false;
   if (validated) known.insert(signature);
+  // Whether a gradient is wanted depends on more than the arguments: such calls are validated every time.
+  return validated || (!call->requires_grad && known.contains(signature));
+}
+
+bool attention_call(const py::object& args, int num_threads, bool validated) {
+  AttentionCall call;
+  if (!read_known(read_attention, args, validated, &call)) return false;
   if (call.plan && call.plan_words != plan_words(call.params.batch.num_requests))
     refuse("plan: expected " + std::to_string(plan_words(call.params.batch.num_requests)) + " words for " +
            std::to_string(call.params.batch.num_requests) + " requests, got " + std::to_string(call.plan_words));
@@ -54,17 +60,8 @@ bool attention_call(const py::object& args, int num_threads, bool validated) {
 }
 
 bool append_call(const py::object& args, int num_threads, bool validated) {
-  static SignatureCache known;
-  Signature signature;
   AppendCall call;
-  try {
-    call = read_append(args.ptr(), &signature);
-  } catch (const std::exception&) {
-    if (validated) throw;
-    return false;
-  }
-  if (!validated && (call.requires_grad || !known.contains(signature))) return false;
-  if (validated) known.insert(signature);
+  if (!read_known(read_append, args, validated, &call)) return false;
   const py::gil_scoped_release released;
   append_kv(call.params, num_threads);
   return true;
