@@ -36,6 +36,8 @@ from test_regressions_quantized import *  # noqa: E402, F403
 from test_regressions_shapes import *  # noqa: E402, F403
 from test_regressions_splits import *  # noqa: E402, F403
 
+from .invariance import *  # noqa: E402, F403
+
 RUNS = [(arch, seed) for arch in (80, 90) for seed in (0, 1, 2)]
 
 

@@ -35,6 +35,8 @@ from test_regressions_quantized import *  # noqa: F403
 from test_regressions_shapes import *  # noqa: F403
 from test_regressions_splits import *  # noqa: F403
 
+from .invariance import *  # noqa: F403
+
 pytestmark = pytest.mark.full
 
 
