@@ -39,7 +39,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """Outcome of one launch: `stopped` is the finding that ended it early, None if it ran to its end."""
+    """Outcome of one launch.
+
+    Attributes:
+        stopped: the finding that ended it early, None if it ran to its end.
+        seconds: CPU time of the emulation, which is done by one thread.
+    """
 
     kernel: str
     findings: tuple[Finding, ...]

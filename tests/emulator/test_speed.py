@@ -1,6 +1,6 @@
 """How fast kernels run with all checks; `-s` prints the figures that the README states.
 
-The bounds leave room for a machine that has other things to do as well.
+Times are CPU times. The bounds leave room for caches that are shared with other work.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def test_cute_gemm(tutorial, layout: str, capsys: pytest.CaptureFixture[str]) ->
 
     case = TutorialGemm(tutorial, layout, (256, 256, 512))
     result = measure(f"CuTe {tutorial} {layout}, 256 x 256 x 512", launches_of(case), 20, capsys)
-    assert lane_rate(result) >= 50e6
+    assert lane_rate(result) >= 100e6
     assert case.error() == 0
 
 
@@ -131,5 +131,5 @@ def test_example_88(
     name = f"example 88 {schedule}, {queries} x {keys}, D{head_dim}, {heads} heads"
     result = measure(name, launches_of(case), 5, capsys)
     result.require_clean()
-    assert lane_rate(result) >= 50e6
+    assert lane_rate(result) >= 100e6
     assert case.error() <= 1
