@@ -166,7 +166,8 @@ class TuningTable:
                 if there.refuses:
                     raise OSError(there.refuses)
                 if there.worth_keeping:
-                    shutil.copy2(self.path, self.path.with_name(self.path.name + ".unreadable"))
+                    copy = shutil.copy2(self.path, self.path.with_name(self.path.name + ".unreadable"))
+                    _warn(f"{self.path} is replaced; what it held is kept in {copy}")
                 entries = change(there.entries)
                 _replace(self.path, _text(entries, there.foreign))
         except OSError as error:

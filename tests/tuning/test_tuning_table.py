@@ -117,12 +117,15 @@ def test_a_damaged_or_foreign_file_is_a_miss_then_replaced_with_a_copy_kept(path
     with pytest.warns(TuningTableWarning, match=r"tuning\.json"):
         table = TuningTable(path)
     assert table.find(KEY) is None
-    with pytest.warns(TuningTableWarning):
+    copy = path.with_name("tuning.json.unreadable")
+    with pytest.warns(TuningTableWarning) as told:
         assert table.save({KEY: ENTRY})
+    assert any(str(one.message) == f"{path} is replaced; what it held is kept in {copy}" for one in told) == bool(
+        content
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert TuningTable(path).find(KEY) == ENTRY
-    copy = path.with_name("tuning.json.unreadable")
     assert (copy.read_bytes() if copy.exists() else b"") == content
 
 
