@@ -287,13 +287,16 @@ def describe_needs(plan: BudgetPlan) -> Iterator[str]:
     first = plan.candidates[0]
     parts = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in needs.parts.items())
     yield f"the smallest budget, {first.budget} tokens, takes {first.itl * 1e3:.4g} ms: {parts}"
+    ways = []
     if needs.itl is not None and needs.itl > objective.itl:
-        yield f"needed: an ITL objective of {needs.itl * 1e3:.4g} ms"
+        ways.append(f"an ITL objective of {needs.itl * 1e3:.4g} ms")
     if objective.ttft is not None and needs.ttft is not None and needs.ttft > objective.ttft:
-        yield f"or a TTFT objective of {needs.ttft:.4g} s"
+        ways.append(f"a TTFT objective of {needs.ttft:.4g} s")
     if needs.decodes is not None:
-        yield f"or at most {needs.decodes} decodes instead of {plan.load.decodes}"
+        ways.append(f"at most {needs.decodes} decodes instead of {plan.load.decodes}")
     if needs.decode_context is not None:
-        yield f"or decodes that read {needs.decode_context} tokens instead of {plan.load.decode_context}"
+        ways.append(f"decodes that read {needs.decode_context} tokens instead of {plan.load.decode_context}")
     if needs.speedup is not None:
-        yield f"or steps that are {needs.speedup:.3g}× faster"
+        ways.append(f"steps that are {needs.speedup:.3g}× faster")
+    for i, way in enumerate(ways):
+        yield f"{'or' if i else 'needed:'} {way}"

@@ -130,6 +130,16 @@ def test_ttft_that_the_itl_does_not_allow() -> None:
     assert "TTFT is missed" in " ".join(describe_needs(plan))
 
 
+@pytest.mark.parametrize("objective", [Objective(0.005, ttft=0.03), Objective(0.1, ttft=0.01), Objective(0.001)])
+def test_the_list_of_needs_begins_with_needed(objective: Objective) -> None:
+    plan = plan_token_budget(Tiles(), LOAD, objective, largest=1024)
+    assert plan.needs is not None
+    first, *others = list(describe_needs(plan))[2:]
+    assert first.startswith("needed: ")
+    assert others
+    assert all(other.startswith("or ") for other in others)
+
+
 def test_candidates_hold_every_decode_and_some_prompt() -> None:
     assert budgets(0, 64, 200) == [64, 128, 192]
     assert budgets(64, 64, 200) == [128, 192]
