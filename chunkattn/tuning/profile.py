@@ -131,10 +131,15 @@ def _step(row: Mapping[str, str | None], where: str) -> MeasuredStep:
 def _linear_layers(path: Path, rows: Sequence[Mapping[str, str | None]], device: Device) -> CostModel:
     """Interpolates the measured layers at every measured number of tokens; attention by the peak figures."""
     if device.layers is None or device.peak_flops is None or device.peak_bandwidth is None:
+        needed = {
+            "--layers": device.layers,
+            "--peak-flops": device.peak_flops,
+            "--peak-bandwidth": device.peak_bandwidth,
+        }
         raise ValueError(
-            f"profile: expected the number of layers, peak FLOP/s and peak bandwidth beside {path.name}, "
-            f"which holds one layer without attention, got layers={device.layers}, peak_flops={device.peak_flops}, "
-            f"peak_bandwidth={device.peak_bandwidth}"
+            f"profile: expected the number of layers, peak FLOP/s and peak bandwidth ({', '.join(needed)}) beside "
+            f"{path.name}, which holds one layer without attention, "
+            f"got no {' and no '.join(option for option, value in needed.items() if value is None)}"
         )
     ways = device.tensor_parallel
     operations = [

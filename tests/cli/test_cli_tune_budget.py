@@ -119,6 +119,24 @@ def test_options_that_change_nothing_are_refused(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [
+        ((), "no --layers and no --peak-flops and no --peak-bandwidth"),
+        (("--layers", "32", "--peak-bandwidth", "1e12"), "no --peak-flops"),
+    ],
+)
+def test_what_a_layer_profile_lacks_is_named_by_its_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], missing: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "layers.csv").write_text("num_tokens,time_stats.mlp.median\n1,1\n")
+    result = run("--slo-itl", "1", "--profile", "layers.csv", *arguments)
+    assert result.exit_code == 1
+    assert result.output.endswith(f"got {missing}\n")
+    assert "(--layers, --peak-flops, --peak-bandwidth)" in result.output
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--slo-itl", "0"), "Invalid value for '--slo-itl'"),
