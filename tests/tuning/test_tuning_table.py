@@ -274,6 +274,20 @@ def test_a_file_that_outgrows_the_disk_leaves_the_old_table(path: Path) -> None:
     assert sorted(p.name for p in path.parent.iterdir()) == [".tuning.json.lock", "tuning.json"]
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_a_new_table_has_the_mode_of_the_umask_and_a_replaced_one_its_own(path: Path, umask: int, mode: int) -> None:
+    """Others who share the cache folder may read it, as any file that the user makes."""
+    before = os.umask(umask)
+    try:
+        TuningTable(path).save({KEY: ENTRY})
+        assert path.stat().st_mode & 0o777 == mode
+        path.chmod(0o664)
+        TuningTable(path).save({numbered(1): ENTRY})
+        assert path.stat().st_mode & 0o777 == 0o664
+    finally:
+        os.umask(before)
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
 @pytest.mark.parametrize("call", ["tempfile.mkstemp", "os.fsync", "os.replace"])
 def test_any_refusal_while_writing(path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int) -> None:
