@@ -16,6 +16,7 @@ from chunkattn.cli.atomic_file import require_writable, write_atomically
 from chunkattn.extras import require
 from chunkattn.serving import percentile
 from chunkattn.simulation import PROCESSES, Calibration, CostModel, SyntheticProcess, TraceRequest, read_trace, scale
+from chunkattn.tuning.plain_digits import plain, plain_with_bar
 from chunkattn.tuning.profile import Device, read_profile
 from chunkattn.tuning.token_budget import BudgetPlan, Objective, describe_needs, engine_settings, plan_token_budget
 from chunkattn.tuning.traffic import Confirmation, confirm, load_of
@@ -183,15 +184,17 @@ def _verdict(console: Any, plan: BudgetPlan, confirmation: Confirmation, wide: f
     chosen = confirmation.chosen
     if chosen is None:
         console.print(
-            f"not confirmed: no feasible budget meets the objective in the replay at {confirmation.rate:.3g} requests/s"
+            "not confirmed: no feasible budget meets the objective in the replay at "
+            f"{plain(confirmation.rate, 3)} requests/s",
+            soft_wrap=True,
         )
         return
     predicted = next(c for c in plan.candidates if c.budget == chosen.budget)
-    bar = "" if math.isnan(wide) else f" ± {predicted.itl * wide * 1e3:.2g}"
+    itl = plain_with_bar(predicted.itl * 1e3, predicted.itl * wide * 1e3, 4)
     console.print(
-        f"[bold]Token budget {chosen.budget}[/]: predicted ITL p99 {predicted.itl * 1e3:.4g}{bar} ms if every step is "
-        f"full; replayed at {confirmation.rate:.3g} requests/s: ITL p99 {chosen.itl_p99 * 1e3:.4g} ms, "
-        f"TTFT p99 {chosen.ttft_p99:.3g} s",
+        f"[bold]Token budget {chosen.budget}[/]: predicted ITL p99 {itl} ms if every step is "
+        f"full; replayed at {plain(confirmation.rate, 3)} requests/s: ITL p99 {plain(chosen.itl_p99 * 1e3, 4)} ms, "
+        f"TTFT p99 {plain(chosen.ttft_p99, 3)} s",
         soft_wrap=True,
     )
     for engine, line in settings.items():
@@ -217,12 +220,12 @@ def _table(plan: BudgetPlan, confirmation: Confirmation | None) -> Any:
         replayed = replays.get(candidate.budget)
         table.add_row(
             str(candidate.budget),
-            f"{candidate.itl * 1e3:.4g} ms",
-            f"{candidate.ttft:.3g} s",
+            f"{plain(candidate.itl * 1e3, 4)} ms",
+            f"{plain(candidate.ttft, 3)} s",
             f"{candidate.rate:,.0f}",
             "yes" if candidate.feasible else "no: ITL" if not candidate.meets_itl else "no: TTFT",
-            f"{replayed.itl_p99 * 1e3:.4g} ms" if replayed else "",
-            f"{replayed.ttft_p99:.3g} s" if replayed else "",
+            f"{plain(replayed.itl_p99 * 1e3, 4)} ms" if replayed else "",
+            f"{plain(replayed.ttft_p99, 3)} s" if replayed else "",
             style="bold" if candidate.budget == chosen else None,
         )
     return table

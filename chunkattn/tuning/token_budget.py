@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from chunkattn.serving import StepWork, visible_pairs
+from chunkattn.tuning.plain_digits import plain
 
 RATE_SHARE = 0.95  # of the best feasible rate that the recommendation reaches
 
@@ -280,23 +281,23 @@ def describe_needs(plan: BudgetPlan) -> Iterator[str]:
     needs, objective = plan.needs, plan.objective
     if needs is None:
         return
-    asked = f"ITL p99 {objective.itl * 1e3:.4g} ms"
+    asked = f"ITL p99 {plain(objective.itl * 1e3, 4)} ms"
     if objective.ttft is not None:
-        asked += f" and TTFT p99 {objective.ttft:.4g} s"
+        asked += f" and TTFT p99 {plain(objective.ttft, 4)} s"
     yield f"infeasible: no budget meets {asked} with {objective.margin:.0%} to spare; {needs.binding.upper()} is missed"
     first = plan.candidates[0]
-    parts = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in needs.parts.items())
-    yield f"the smallest budget, {first.budget} tokens, takes {first.itl * 1e3:.4g} ms: {parts}"
+    parts = ", ".join(f"{name} {plain(seconds * 1e3, 3)} ms" for name, seconds in needs.parts.items())
+    yield f"the smallest budget, {first.budget} tokens, takes {plain(first.itl * 1e3, 4)} ms: {parts}"
     ways = []
     if needs.itl is not None and needs.itl > objective.itl:
-        ways.append(f"an ITL objective of {needs.itl * 1e3:.4g} ms")
+        ways.append(f"an ITL objective of {plain(needs.itl * 1e3, 4)} ms")
     if objective.ttft is not None and needs.ttft is not None and needs.ttft > objective.ttft:
-        ways.append(f"a TTFT objective of {needs.ttft:.4g} s")
+        ways.append(f"a TTFT objective of {plain(needs.ttft, 4)} s")
     if needs.decodes is not None:
         ways.append(f"at most {needs.decodes} decodes instead of {plan.load.decodes}")
     if needs.decode_context is not None:
         ways.append(f"decodes that read {needs.decode_context} tokens instead of {plan.load.decode_context}")
     if needs.speedup is not None:
-        ways.append(f"steps that are {needs.speedup:.3g}× faster")
+        ways.append(f"steps that are {plain(needs.speedup, 3)}× faster")
     for i, way in enumerate(ways):
         yield f"{'or' if i else 'needed:'} {way}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +64,14 @@ def test_warns_of_steps_that_are_not_predicted(profile: str, tmp_path: Path, err
     (tmp_path / profile).write_text(cost.to_json())
     result = run("--profile", profile, "--slo-itl", "0.002", "--requests", "20")
     assert ("not predicted within 10%" in result.output) == warned
+
+
+def test_no_number_is_in_powers_of_ten(profile: str, tmp_path: Path) -> None:
+    cost = replace(CostModel.read(tmp_path / profile), held_out_errors=(0.0, 0.1, 2.2))
+    (tmp_path / profile).write_text(cost.to_json())
+    result = run("--profile", profile, "--slo-itl", "0.08", "--requests", "50", "--rate", "1000")
+    assert " ms if every step is full" in result.output
+    assert not re.search(r"\de[+-]\d", result.output)
 
 
 def test_a_flood_is_not_confirmed(profile: str) -> None:
