@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -19,10 +19,11 @@ from chunkattn.simulation import PROCESSES, Calibration, CostModel, SyntheticPro
 from chunkattn.tuning.plain_digits import plain, plain_with_bar
 from chunkattn.tuning.profile import Device, read_profile
 from chunkattn.tuning.token_budget import BudgetPlan, Objective, describe_needs, engine_settings, plan_token_budget
-from chunkattn.tuning.traffic import Confirmation, confirm, load_of
+from chunkattn.tuning.traffic import Confirmation, Replayed, confirm, load_of
 
 _ROWS = 12  # of the table
-_GOOD_ERROR = 0.1  # median held-out error of a model of step times
+# Held-out errors of a model of step times: a median that is good, a 90th percentile that is, one that says little.
+_GOOD_ERROR, _GOOD_TAIL, _BAD_TAIL = 0.1, 0.2, 0.5
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,7 @@ def _show(
     chosen = confirmation.chosen if confirmation is not None else None
     settings = engine_settings(chosen.budget, options.decodes) if chosen is not None else {}
     needs = list(describe_needs(plan))
+    doubts = list(_doubts(plan, chosen, middle, wide))
     result = {
         "objective": asdict(plan.objective),
         "load": asdict(plan.load),
@@ -152,6 +154,7 @@ def _show(
         "settings": settings,
         "needs": asdict(plan.needs) if plan.needs is not None else None,
         "held_out_error": {"median": _known(middle), "p90": _known(wide), "steps": len(cost.held_out_errors)},
+        "warnings": doubts,
         "candidates": [asdict(candidate) | {"feasible": candidate.feasible} for candidate in plan.candidates],
         "replay": asdict(confirmation) if confirmation is not None else None,
         "facts": {**cost.facts, "command": bench_machine.command()},
@@ -166,11 +169,8 @@ def _show(
     console.print(_table(plan, confirmation))
     known = "no held-out steps" if math.isnan(middle) else f"median {middle:.1%}, nine of ten under {wide:.1%}"
     console.print(f"Model of step times: held-out error {known} ({len(cost.held_out_errors)} steps).", soft_wrap=True)
-    if middle > _GOOD_ERROR:
-        console.print(
-            f"Warning: the steps are not predicted within {_GOOD_ERROR:.0%}; measure on an idle machine.",
-            soft_wrap=True,
-        )
+    for line in doubts:
+        console.print(f"Warning: {line}", soft_wrap=True)
     if "attention" in cost.facts:
         console.print(f"Attention is {cost.facts['attention']}.", soft_wrap=True)
     for line in needs:
@@ -178,6 +178,23 @@ def _show(
     if plan.recommended is not None and confirmation is not None:
         _verdict(console, plan, confirmation, wide, settings)
     console.print(f"Picture: {options.output / 'budget.png'}", soft_wrap=True)
+
+
+def _doubts(plan: BudgetPlan, chosen: Replayed | None, middle: float, wide: float) -> Iterator[str]:
+    """What the errors of the model of step times, NaN where unknown, leave open; in sentences."""
+    if middle > _GOOD_ERROR:
+        yield f"the steps are not predicted within {_GOOD_ERROR:.0%}; measure on an idle machine."
+    elif wide > _GOOD_TAIL:
+        yield f"one step in ten is not predicted within {_GOOD_TAIL:.0%}; measure on an idle machine."
+    if plan.needs is not None and (wide > _BAD_TAIL or plan.needs.speedup * (1 - wide) <= 1):
+        yield f"infeasible is uncertain: with steps predicted to ± {wide:.0%} some budget may meet the objective."
+    if chosen is not None:
+        predicted, asked = plan.of(chosen.budget).itl, plan.objective.itl
+        if predicted * (1 + wide) > asked:
+            yield (
+                f"the error bar of budget {chosen.budget} reaches {plain(predicted * (1 + wide) * 1e3, 4)} ms, beyond "
+                f"the ITL objective of {plain(asked * 1e3, 4)} ms, which may be missed."
+            )
 
 
 def _verdict(console: Any, plan: BudgetPlan, confirmation: Confirmation, wide: float, settings: dict[str, str]) -> None:
@@ -189,7 +206,7 @@ def _verdict(console: Any, plan: BudgetPlan, confirmation: Confirmation, wide: f
             soft_wrap=True,
         )
         return
-    predicted = next(c for c in plan.candidates if c.budget == chosen.budget)
+    predicted = plan.of(chosen.budget)
     itl = plain_with_bar(predicted.itl * 1e3, predicted.itl * wide * 1e3, 4)
     console.print(
         f"[bold]Token budget {chosen.budget}[/]: predicted ITL p99 {itl} ms if every step is "

@@ -131,7 +131,7 @@ class Needs:
     ttft: float | None
     decodes: int | None
     decode_context: int | None
-    speedup: float | None
+    speedup: float
     parts: dict[str, float]
 
 
@@ -155,6 +155,10 @@ class BudgetPlan:
     @property
     def feasible(self) -> tuple[Candidate, ...]:
         return tuple(candidate for candidate in self.candidates if candidate.feasible)
+
+    def of(self, budget: int) -> Candidate:
+        """The candidate of a budget, which must be one."""
+        return next(candidate for candidate in self.candidates if candidate.budget == budget)
 
 
 def budgets(decodes: int, tile: int, largest: int) -> list[int]:
@@ -297,7 +301,6 @@ def describe_needs(plan: BudgetPlan) -> Iterator[str]:
         ways.append(f"at most {needs.decodes} decodes instead of {plan.load.decodes}")
     if needs.decode_context is not None:
         ways.append(f"decodes that read {needs.decode_context} tokens instead of {plan.load.decode_context}")
-    if needs.speedup is not None:
-        ways.append(f"steps that are {plain(needs.speedup, 3)}× faster")
+    ways.append(f"steps that are {plain(needs.speedup, 3)}× faster")
     for i, way in enumerate(ways):
         yield f"{'or' if i else 'needed:'} {way}"

@@ -58,17 +58,53 @@ def test_infeasible_objective_exits_2_and_says_what_is_needed(profile: str, tmp_
     assert (tmp_path / "out" / "budget.png").exists()
 
 
-@pytest.mark.parametrize(("error", "warned"), [(0.09, False), (0.11, True)])
-def test_warns_of_steps_that_are_not_predicted(profile: str, tmp_path: Path, error: float, warned: bool) -> None:
-    cost = replace(CostModel.read(tmp_path / profile), held_out_errors=(0.0, error, 0.5))
-    (tmp_path / profile).write_text(cost.to_json())
+def with_errors(profile: str, *errors: float) -> None:
+    Path(profile).write_text(replace(CostModel.read(Path(profile)), held_out_errors=errors).to_json())
+
+
+@pytest.mark.parametrize(
+    ("errors", "warned"),
+    [
+        ((0.0, 0.09, 0.1), []),
+        ((0.0, 0.11, 0.5), ["the steps are not predicted within 10%"]),
+        ((0.0, 0.01, 0.5), ["one step in ten is not predicted within 20%"]),
+    ],
+)
+def test_warns_of_steps_that_are_not_predicted(profile: str, errors: tuple[float, ...], warned: list[str]) -> None:
+    with_errors(profile, *errors)
     result = run("--profile", profile, "--slo-itl", "0.002", "--requests", "20")
-    assert ("not predicted within 10%" in result.output) == warned
+    assert re.findall(r"[^:]+not predicted within \d+%", result.output) == [f" {words}" for words in warned]
 
 
-def test_no_number_is_in_powers_of_ten(profile: str, tmp_path: Path) -> None:
-    cost = replace(CostModel.read(tmp_path / profile), held_out_errors=(0.0, 0.1, 2.2))
-    (tmp_path / profile).write_text(cost.to_json())
+@pytest.mark.parametrize(
+    ("itl", "error", "uncertain"),
+    [
+        ("0.002", 0.3, False),  # the fastest step takes 13 ms
+        ("0.002", 0.6, True),
+        ("0.012", 0.05, False),
+        ("0.012", 0.3, True),
+    ],
+)
+def test_infeasible_is_uncertain_where_the_model_is(profile: str, itl: str, error: float, uncertain: bool) -> None:
+    with_errors(profile, error, error)
+    result = run("--profile", profile, "--slo-itl", itl, "--requests", "20")
+    assert result.exit_code == 2
+    assert "- infeasible: no budget meets" in result.output
+    assert (f"infeasible is uncertain: with steps predicted to ± {error:.0%}" in result.output) == uncertain
+
+
+@pytest.mark.parametrize(("error", "told"), [(0.05, False), (0.6, True)])
+def test_says_that_an_error_bar_reaches_beyond_the_objective(profile: str, error: float, told: bool) -> None:
+    with_errors(profile, error, error)
+    arguments = ("--profile", profile, "--slo-itl", "0.08", "--requests", "50")
+    result = run(*arguments)
+    assert result.exit_code == 0
+    assert ("beyond the ITL objective of 80 ms, which may be missed" in result.output) == told
+    assert any("beyond the ITL" in line for line in json.loads(run("--json", *arguments).stdout)["warnings"]) == told
+
+
+def test_no_number_is_in_powers_of_ten(profile: str) -> None:
+    with_errors(profile, 0.0, 0.1, 2.2)
     result = run("--profile", profile, "--slo-itl", "0.08", "--requests", "50", "--rate", "1000")
     assert " ms if every step is full" in result.output
     assert not re.search(r"\de[+-]\d", result.output)
