@@ -14,6 +14,7 @@ from chunkattn import backends, validate
 from chunkattn.backends.device import Gpu, gpu, stand_in
 from chunkattn.bench import machine as bench_machine
 from chunkattn.bench.case import BenchCase, Heads
+from chunkattn.cli.atomic_file import require_writable
 from chunkattn.env import SETTINGS
 from chunkattn.extras import require
 from chunkattn.planning.tuning_table import TuningKey, TuningTable, table_path, writer
@@ -60,7 +61,7 @@ def run_tune_kernels(options: KernelOptions) -> bool:
         Whether every key has an entry now.
 
     Raises:
-        ValueError, MissingExtraError: one sentence for the user.
+        OSError, ValueError, MissingExtraError: one sentence for the user.
     """
     require("rich", extra="tune", purpose="chunkattn tune kernels")
     from rich.console import Console
@@ -80,11 +81,11 @@ def run_tune_kernels(options: KernelOptions) -> bool:
 
 def _run(options: KernelOptions, console: Any) -> bool:
     batches = list(cases(options))
+    table = _table(options)
     name = _backend(options, list(dict.fromkeys(spec_of(case, options.device) for case in batches)))
     module: Any = backends.load(name)
     if options.compile and not hasattr(module, "compiled"):
         raise ValueError(f"--compile: expected a backend of GPUs, got {name}")
-    table = TuningTable(table_path(options.table))
     found = list(jobs(module, batches, options.device))
     todo = [job for job in found if options.again or table.find(job.key) is None]
     if not options.dry_run:
@@ -109,6 +110,21 @@ def _run(options: KernelOptions, console: Any) -> bool:
     left = len(found) - len(rows)
     _show(options, console, rows, table, left)
     return options.dry_run or (not left and all(row["values"] is not None for row in rows))
+
+
+def _table(options: KernelOptions) -> TuningTable:
+    """The table, which can be written unless this machine can measure nothing for it; not found out after minutes.
+
+    Raises:
+        OSError, ValueError: it cannot.
+    """
+    path = table_path(options.table)
+    if options.arch is None:
+        require_writable(path)
+    table = TuningTable(path)
+    if options.arch is None and table.refuses:
+        raise ValueError(f"--table: expected a file that can be written, got {path}: {table.refuses}")
+    return table
 
 
 def cases(options: KernelOptions) -> Iterator[BenchCase]:
@@ -176,8 +192,8 @@ def _tune_all(options: KernelOptions, console: Any, todo: list[Job], table: Tuni
                 report(at + share, what)
 
             outcome = tune(job, device=options.device, deadline=deadline, progress=tell, seed=options.seed)
-            if outcome.entry is not None:
-                table.save({job.key: outcome.entry})
+            if outcome.entry is not None and not table.save({job.key: outcome.entry}):
+                raise ValueError(f"{table.path} cannot be written any more; no more is measured, it would be lost")
             yield outcome
 
 

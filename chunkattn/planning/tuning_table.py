@@ -114,11 +114,14 @@ class TuningTable:
 
     Attributes:
         path: the file, absolute, which need not exist.
+        refuses: why the file must not be replaced, as far as reading it tells; "" if it may.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.realpath(path))  # a link stays one when the file is replaced
-        self._entries: dict[TuningKey, TuningEntry] = _read(self.path).entries
+        content = _read(self.path)
+        self.refuses = content.refuses
+        self._entries: dict[TuningKey, TuningEntry] = content.entries
 
     def __len__(self) -> int:
         return len(self._entries)

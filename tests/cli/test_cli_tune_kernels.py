@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -106,16 +107,56 @@ def test_what_does_not_fit_in_the_time_is_left_for_the_next_run(tmp_path: Path) 
     assert "run the command again" in result.output
 
 
-def test_a_folder_that_cannot_be_written_costs_the_entries_not_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("options", [(), ("--json",), ("--dry-run",)])
+@pytest.mark.parametrize("place", ["file/t.json", "/proc/t.json"])
+def test_a_table_that_cannot_be_written_is_told_before_anything_is_measured(
+    place: str, options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("no folder")
-    planned_outcomes(monkeypatch, stop_after=9)
-    result = run("--table", str(tmp_path / "file" / "t.json"), *SMALL)
-    assert result.exit_code == 0
-    assert result.output.count("the default stays") == 2
-    lines = [line for line in result.stderr.splitlines() if line.startswith("Warning: ")]
-    assert ["cannot be read: " in line or "was not written: " in line for line in lines] == [True, True]
+    seen = planned_outcomes(monkeypatch, stop_after=0)
+    result = run("--table", str(tmp_path / place), *options, *SMALL)
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: {tmp_path / place}: ")
+    assert result.output.count("\n") == 1
+    assert seen == []
+
+
+def test_a_readable_table_in_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "t.json"
+    planned_outcomes(monkeypatch, stop_after=1)
+    run("--table", str(table), *SMALL)
+    assert len(TuningTable(table)) == 1
+
+    def refuse(**options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)  # mounting one takes a privilege
+    seen = planned_outcomes(monkeypatch, stop_after=0)
+    result = run("--table", str(table), *SMALL)
+    assert (result.exit_code, result.output) == (1, f"Error: {table}: Read-only file system\n")
+    assert seen == []
+
+
+def test_a_table_of_a_later_version_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "t.json"
+    table.write_text('{"format": "chunkattn-tuning", "schema": 99, "entries": []}')
+    seen = planned_outcomes(monkeypatch, stop_after=0)
+    result = run("--table", str(table), *SMALL)
+    assert result.exit_code == 1
+    assert f"--table: expected a file that can be written, got {table}: it has schema 99" in result.output
+    assert seen == []
+
+
+def test_a_disk_that_fills_up_meanwhile_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing uses what is only in this process."""
+    seen = planned_outcomes(monkeypatch, stop_after=9)
+    monkeypatch.setattr(TuningTable, "save", lambda *arguments: False)
+    result = run("--table", str(tmp_path / "t.json"), *SMALL)
+    assert result.exit_code == 1
+    assert f"Error: {tmp_path / 't.json'} cannot be written any more" in result.output
+    assert seen == ["decode-small"]
 
 
 def test_a_damaged_table_is_told_in_a_line(tmp_path: Path) -> None:
