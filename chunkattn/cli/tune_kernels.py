@@ -103,10 +103,17 @@ def _run(options: KernelOptions, console: Any) -> bool:
     if options.dry_run:
         rows += [_planned(job, compiled.get(job.key)) for job in todo]
     else:
-        for outcome in _tune_all(options, console, todo, table):
-            rows.append(_measured(outcome))
-            if not options.as_json:
-                console.print(_sentence(outcome))
+        saved = 0
+        try:
+            for outcome in _tune_all(options, console, todo, table):
+                saved += outcome.entry is not None
+                rows.append(_measured(outcome))
+                if not options.as_json:
+                    console.print(_sentence(outcome))
+        except KeyboardInterrupt:
+            kept = f"{saved} of {len(todo)} keys are tuned and saved in {table.path}"
+            console.print(f"Interrupted: {kept}; {_again(options)}.")
+            sys.exit(130)  # as a shell reports SIGINT
     left = len(found) - len(rows)
     _show(options, console, rows, table, left)
     return options.dry_run or (not left and all(row["values"] is not None for row in rows))
@@ -321,4 +328,8 @@ def _show(options: KernelOptions, console: Any, rows: list[dict[str, Any]], tabl
                 found = ", ".join(f"{name} {value}" for name, value in (figures or {}).items())
                 console.print(f"  {changed(one['values'], row['default'])}: {state}{'; ' + found if found else ''}")
     elif left or any(row["values"] is None for row in rows):
-        console.print("Not every key is tuned: run the command again, it goes on from here.")
+        console.print(f"Not every key is tuned: {_again(options)}.")
+
+
+def _again(options: KernelOptions) -> str:
+    return f"run the command again{' without --again' if options.again else ''}, it goes on from here"

@@ -88,7 +88,10 @@ def planned_outcomes(monkeypatch: pytest.MonkeyPatch, *, stop_after: int) -> lis
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = str(tmp_path / "t.json")
     first = planned_outcomes(monkeypatch, stop_after=1)
-    assert run("--table", table, *SMALL).exit_code == 1
+    interrupted = run("--table", table, *SMALL)
+    assert interrupted.exit_code == 130
+    told = f"1 of 2 keys are tuned and saved in {table}; run the command again, it goes on from here.\n"
+    assert interrupted.stdout.endswith(f"Interrupted: {told}")
     assert first == ["decode-small"]
     assert len(TuningTable(Path(table))) == 1
     second = planned_outcomes(monkeypatch, stop_after=9)
@@ -99,6 +102,15 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: py
     third = planned_outcomes(monkeypatch, stop_after=9)
     assert run("--table", table, "--again", *SMALL).exit_code == 0
     assert third == first + second
+
+
+def test_an_interruption_keeps_the_json_stream_empty_and_names_the_option_that_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned_outcomes(monkeypatch, stop_after=1)
+    result = run("--table", str(tmp_path / "t.json"), "--json", "--again", *SMALL)
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert "run the command again without --again, it goes on from here" in result.stderr
 
 
 def test_what_does_not_fit_in_the_time_is_left_for_the_next_run(tmp_path: Path) -> None:
