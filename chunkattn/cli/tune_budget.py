@@ -147,6 +147,15 @@ def _show(
     settings = engine_settings(chosen.budget, options.decodes) if chosen is not None else {}
     needs = list(describe_needs(plan))
     doubts = list(_doubts(plan, chosen, middle, wide))
+    if chosen is not None and plan.still_rises(chosen.budget):
+        largest = plan.candidates[-1].budget
+        how = f"--longest {2 * largest} measures larger steps"
+        if options.profile is not None:
+            how = "a profile of larger steps tells, as --save-profile with a larger --longest keeps one"
+        doubts.append(
+            f"the prompt rate still rises at {largest} tokens, the largest budget measured; "
+            f"a larger one may be better: {how}."
+        )
     result = {
         "objective": asdict(plan.objective),
         "load": asdict(plan.load),

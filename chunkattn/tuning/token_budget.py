@@ -160,6 +160,16 @@ class BudgetPlan:
         """The candidate of a budget, which must be one."""
         return next(candidate for candidate in self.candidates if candidate.budget == budget)
 
+    def still_rises(self, budget: int) -> bool:
+        """Whether budgets beyond the candidates may be better than this one.
+
+        So it is above half of the last, which is feasible, and the last doubling bought more rate than a
+        recommendation gives away.
+        """
+        last = self.candidates[-1]
+        half = next((c for c in reversed(self.candidates) if 2 * c.budget <= last.budget), self.candidates[0])
+        return last.feasible and 2 * budget > last.budget and half.rate < RATE_SHARE * last.rate
+
 
 def budgets(decodes: int, tile: int, largest: int) -> list[int]:
     """Multiples of a tile that hold all decodes and at least half a tile of a prompt.

@@ -103,6 +103,16 @@ def test_says_that_an_error_bar_reaches_beyond_the_objective(profile: str, error
     assert any("beyond the ITL" in line for line in json.loads(run("--json", *arguments).stdout)["warnings"]) == told
 
 
+@pytest.mark.parametrize(("fixed", "told"), [(20e-3, True), (0.0, False)])
+def test_says_where_a_larger_budget_may_be_better(profile: str, fixed: float, told: bool) -> None:
+    cost = CostModel((1, 512), (fixed + 1e-4, fixed + 512e-4), 0.0, 0.0, 0.0, 0.0, held_out_errors=(0.01,))
+    Path(profile).write_text(cost.to_json())
+    result = run("--profile", profile, "--slo-itl", "1", "--requests", "20", "--decodes", "1")
+    assert result.exit_code == 0
+    assert ("still rises at 512 tokens, the largest budget measured; a larger one may be" in result.output) == told
+    assert ("--longest keeps one" in result.output) == told
+
+
 def test_no_number_is_in_powers_of_ten(profile: str) -> None:
     with_errors(profile, 0.0, 0.1, 2.2)
     result = run("--profile", profile, "--slo-itl", "0.08", "--requests", "50", "--rate", "1000")
@@ -125,6 +135,9 @@ def test_measures_a_model_and_keeps_the_profile(tmp_path: Path, monkeypatch: pyt
     first = json.loads(measured.stdout)
     assert first["recommended"] in (16, 32, 48, 64)
     assert first["held_out_error"]["steps"] == 12
+    rates = {candidate["budget"]: candidate["rate"] for candidate in first["candidates"]}
+    rises = first["recommended"] > 32 and rates[32] < 0.95 * rates[64]  # as measured: a machine may be noisy
+    assert any("--longest 128 measures larger steps" in line for line in first["warnings"]) == rises
     assert CostModel.read(tmp_path / "kept.json").facts["dtype"] == "float32"
     again = run("--profile", "kept.json", "--json", *arguments)
     assert json.loads(again.stdout)["candidates"] == first["candidates"]

@@ -63,6 +63,21 @@ def test_longer_history_shrinks_the_budget() -> None:
     assert len(set(sizes)) > 2
 
 
+@pytest.mark.parametrize(
+    ("itl", "largest", "rises"),
+    [
+        (0.1, 512, True),  # 502 prompt tokens in 11.3 ms, 246 in 6.3 ms
+        (0.012, 512, False),  # the largest may not be taken
+        (1.0, 8192, False),  # the pairs make it slower again
+    ],
+)
+def test_larger_budgets_may_be_better_where_the_rate_still_rises(itl: float, largest: int, rises: bool) -> None:
+    plan = plan_token_budget(Tiles(), LOAD, Objective(itl), largest=largest)
+    assert plan.recommended is not None
+    assert plan.still_rises(plan.recommended.budget) == rises
+    assert not plan.still_rises(64)
+
+
 def test_margin_is_kept_free() -> None:
     whole = plan_token_budget(Tiles(), LOAD, Objective(0.03, margin=0.0), largest=8192)
     kept = plan_token_budget(Tiles(), LOAD, Objective(0.03, margin=0.5), largest=8192)
