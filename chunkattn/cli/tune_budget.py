@@ -67,7 +67,7 @@ def run_tune_budget(options: BudgetOptions) -> bool:
     from rich.console import Console
 
     console = Console(highlight=False, stderr=options.as_json)
-    for path in (options.save_profile, options.output / "budget.json"):
+    for path in (options.save_profile, options.output / "budget.png", options.output / "budget.json"):
         if path is not None:
             require_writable(path)
     trace = _trace(options)
@@ -75,6 +75,18 @@ def run_tune_budget(options: BudgetOptions) -> bool:
         cost = read_profile(options.profile, options.profiled)
     else:
         cost, trace = _measure(options, trace, console)
+    try:  # neither a failing plan costs the measured steps, nor a full disk the plan
+        if options.save_profile is not None:
+            write_atomically(options.save_profile, cost.to_json())
+    finally:
+        confirmation = _recommend(options, console, cost, trace)
+    return confirmation is not None and confirmation.chosen is not None
+
+
+def _recommend(
+    options: BudgetOptions, console: Any, cost: CostModel, trace: Sequence[TraceRequest]
+) -> Confirmation | None:
+    """Plans, replays, prints and writes; the replay, None where no budget is feasible."""
     load = load_of(trace, options.decodes)
     load = replace(load, decode_context=options.decode_context or load.decode_context)
     if options.history is not None:
@@ -84,7 +96,7 @@ def run_tune_budget(options: BudgetOptions) -> bool:
     if plan.recommended is not None:
         confirmation = confirm(plan, cost, trace, max_num_seqs=options.decodes, rate=options.rate)
     _show(options, console, plan, confirmation, cost)
-    return confirmation is not None and confirmation.chosen is not None
+    return confirmation
 
 
 def _trace(options: BudgetOptions) -> list[TraceRequest]:
@@ -126,8 +138,6 @@ def _measure(options: BudgetOptions, trace: list[TraceRequest], console: Any) ->
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("measuring steps")
         cost = calibration.run(lambda done, total: progress.update(task, completed=done, total=total))
-    if options.save_profile is not None:
-        write_atomically(options.save_profile, cost.to_json())
     return cost, fitting
 
 
@@ -145,7 +155,6 @@ def _show(
     middle, wide = error_percentiles(cost)
     chosen = confirmation.chosen if confirmation is not None else None
     settings = engine_settings(chosen.budget, options.decodes) if chosen is not None else {}
-    needs = list(describe_needs(plan))
     doubts = list(_doubts(plan, chosen, middle, wide))
     if chosen is not None and plan.still_rises(chosen.budget):
         largest = plan.candidates[-1].budget
@@ -169,12 +178,25 @@ def _show(
         "facts": {**cost.facts, "command": bench_machine.command()},
     }
     text = json.dumps(result, indent=1, default=str) + "\n"
-    picture = budget_picture(plan, confirmation)
-    write_atomically(options.output / "budget.png", picture)
-    write_atomically(options.output / "budget.json", text)
-    if options.as_json:
+    if options.as_json:  # first what was found, then the files, which may fail
         sys.stdout.write(text)
-        return
+    else:
+        _print(console, plan, confirmation, cost, doubts, settings)
+    write_atomically(options.output / "budget.png", budget_picture(plan, confirmation))
+    write_atomically(options.output / "budget.json", text)
+    if not options.as_json:
+        console.print(f"Picture: {options.output / 'budget.png'}", soft_wrap=True)
+
+
+def _print(
+    console: Any,
+    plan: BudgetPlan,
+    confirmation: Confirmation | None,
+    cost: CostModel,
+    doubts: Sequence[str],
+    settings: dict[str, str],
+) -> None:
+    middle, wide = error_percentiles(cost)
     console.print(_table(plan, confirmation))
     known = "no held-out steps" if math.isnan(middle) else f"median {middle:.1%}, nine of ten under {wide:.1%}"
     console.print(f"Model of step times: held-out error {known} ({len(cost.held_out_errors)} steps).", soft_wrap=True)
@@ -182,11 +204,10 @@ def _show(
         console.print(f"Warning: {line}", soft_wrap=True)
     if "attention" in cost.facts:
         console.print(f"Attention is {cost.facts['attention']}.", soft_wrap=True)
-    for line in needs:
+    for line in describe_needs(plan):
         console.print(f"- {line}", soft_wrap=True)
     if plan.recommended is not None and confirmation is not None:
         _verdict(console, plan, confirmation, wide, settings)
-    console.print(f"Picture: {options.output / 'budget.png'}", soft_wrap=True)
 
 
 def _doubts(plan: BudgetPlan, chosen: Replayed | None, middle: float, wide: float) -> Iterator[str]:

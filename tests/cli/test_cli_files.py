@@ -53,6 +53,9 @@ def test_looking_leaves_nothing(tmp_path: Path) -> None:
     for path in (Path("/proc/nowhere/a"), tmp_path / "file" / "a"):
         with pytest.raises(OSError, match=f"{path.name}'$"):
             require_writable(path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError, match="folder"):
+        require_writable(tmp_path / "folder")
 
 
 @pytest.mark.parametrize(

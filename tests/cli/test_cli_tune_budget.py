@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from dataclasses import replace
@@ -165,6 +166,50 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(
     assert "Error: " in result.output
     assert "file" in result.output
     assert "Not a directory" in result.output
+
+
+@pytest.mark.parametrize("name", ["budget.png", "budget.json"])
+def test_a_folder_in_a_files_place_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("chunkattn.models.load_model", lambda *arguments, **options: pytest.fail("it was loaded"))
+    (tmp_path / "out" / name).mkdir(parents=True)
+    result = run("--slo-itl", "1", "--output", "out")
+    assert result.exit_code == 1
+    assert f"{name}: Is a directory" in result.output
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_files_that_fail_after_all_do_not_take_the_recommendation_along(
+    profile: str, monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    def full(path: Path, content: bytes | str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("chunkattn.cli.tune_budget.write_atomically", full)
+    arguments = ("--profile", profile, "--slo-itl", "0.08", "--requests", "50")
+    result = run(*arguments, *(["--json"] if as_json else []))
+    assert result.exit_code == 1
+    assert "budget.png: No space left on device" in result.output
+    assert "--max-num-batched-tokens" in result.stdout
+    assert "Picture:" not in result.output
+    if as_json:
+        assert json.loads(result.stdout)["recommended"] > 0
+
+
+def test_a_profile_that_cannot_be_kept_does_not_take_the_recommendation_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path)
+    (tmp_path / "full").symlink_to("/dev/full")
+    arguments = ("--slo-itl", "30", "--decodes", "2", "--tile", "16", "--length-scale", "0.1", "--requests", "20")
+    result = run("--model", ".", "--longest", "32", "--save-profile", "full", *arguments)
+    assert result.exit_code == 1
+    assert "No space left on device" in result.output
+    assert "--max-num-batched-tokens" in result.output
+    assert Path("chunkattn-tune-budget/budget.png").exists()
 
 
 def test_options_that_change_nothing_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
