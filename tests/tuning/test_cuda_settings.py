@@ -171,7 +171,7 @@ def hash_on(arch: int, head_dim: int = 128) -> str:
         ("kernels/plan/launch.cu", True, True),
         ("kernels/append_kv/launch.cu", False, False),
         ("kernels/pages/launch.cu", False, False),
-        ("cpu/settings.h", False, False),
+        ("kernels/merge_states/launch.cu", False, False),
         ("variants.toml", False, False),  # a comment in it
     ],
 )
