@@ -80,7 +80,7 @@ def _refuse_unused(names: tuple[str, ...], reason: str) -> None:
     show_default=True,
     type=POSITIVE,
     metavar="S",
-    help="About how long; keys that are left over are tuned by the next run.",
+    help="About how long; what takes least comes first, keys that are left over are tuned by the next run.",
 )
 @click.option(
     "--table",

@@ -24,7 +24,7 @@ from chunkattn.tuning.search import Refused
 from chunkattn.tuning.static import Compiled, compile_job
 from chunkattn.types import AttentionSpec
 
-_SECONDS_LEFT = 1.0  # with less no job is begun
+_SECONDS_LEFT = 1.0  # with less no key is begun
 _LINE_EVERY = 5.0  # seconds between lines of progress where there is no terminal
 
 
@@ -86,6 +86,7 @@ def _run(options: KernelOptions, console: Any) -> bool:
     module: Any = backends.load(name)
     if options.compile and not hasattr(module, "compiled"):
         raise ValueError(f"--compile: expected a backend of GPUs, got {name}")
+    end = time.monotonic() + options.budget_seconds
     found = list(jobs(module, batches, options.device))
     todo = [job for job in found if options.again or table.find(job.key) is None]
     if not options.dry_run:
@@ -99,13 +100,15 @@ def _run(options: KernelOptions, console: Any) -> bool:
     rows = [_known(job, table) for job in found if job not in todo]
     compiled: dict[TuningKey, list[Compiled]] = {}
     if options.compile:
-        todo = _compile_all(options, console, todo, compiled)
+        todo = _compile_all(options, console, todo, compiled, end)
+    todo.sort(key=lambda job: job.least_seconds)  # of little time the most keys come out
     if options.dry_run:
         rows += [_planned(job, compiled.get(job.key)) for job in todo]
     else:
-        saved = 0
+        reached = saved = 0
         try:
-            for outcome in _tune_all(options, console, todo, table):
+            for outcome in _tune_all(options, console, todo, table, end):
+                reached += 1
                 saved += outcome.entry is not None
                 rows.append(_measured(outcome))
                 if not options.as_json:
@@ -114,9 +117,15 @@ def _run(options: KernelOptions, console: Any) -> bool:
             kept = f"{saved} of {len(todo)} keys are tuned and saved in {table.path}"
             console.print(f"Interrupted: {kept}; {_again(options)}.")
             sys.exit(130)  # as a shell reports SIGINT
-    left = len(found) - len(rows)
-    _show(options, console, rows, table, left)
-    return options.dry_run or (not left and all(row["values"] is not None for row in rows))
+        rows += [_row(job, "not reached", None) for job in todo[reached:]]
+        if not options.as_json:
+            for job in todo[reached:]:
+                console.print(f"{_label(job.key)}: not reached, too little time was left")
+            if saved < len(todo):
+                more = "" if saved else " with more --budget-seconds"
+                console.print(f"Not every key is tuned: {_again(options, more)}.")
+    _show(options, console, rows, table)
+    return options.dry_run or all(row["values"] is not None for row in rows)
 
 
 def _table(options: KernelOptions) -> TuningTable:
@@ -184,40 +193,43 @@ def _backend(options: KernelOptions, specs: Sequence[AttentionSpec]) -> str:
     raise ValueError(f"no backend with settings can serve this; {'; '.join(refusals)}")
 
 
-def _tune_all(options: KernelOptions, console: Any, todo: list[Job], table: TuningTable) -> Iterator[Outcome]:
-    """Each job gets an equal share of the seconds that are left."""
-    end = time.monotonic() + options.budget_seconds
+def _tune_all(
+    options: KernelOptions, console: Any, todo: list[Job], table: TuningTable, end: float
+) -> Iterator[Outcome]:
+    """One after the other, each with all the time that is left: of shares nothing would come out, again and again.
+
+    Args:
+        todo: those that take least first; the others are not begun where they could not end.
+        end: on the monotonic clock.
+    """
     with _progress(console, len(todo)) as report:
         for number, job in enumerate(todo):
-            left = end - time.monotonic()
-            if left < _SECONDS_LEFT:
+            if end - time.monotonic() < max(_SECONDS_LEFT, job.least_seconds):
                 return
-            deadline = time.monotonic() + left / (len(todo) - number)
             label = _label(job.key)
 
             def tell(share: float, at: int = number, what: str = label) -> None:
                 report(at + share, what)
 
-            outcome = tune(job, device=options.device, deadline=deadline, progress=tell, seed=options.seed)
+            outcome = tune(job, device=options.device, deadline=end, progress=tell, seed=options.seed)
             if outcome.entry is not None and not table.save({job.key: outcome.entry}):
                 raise ValueError(f"{table.path} cannot be written any more; no more is measured, it would be lost")
             yield outcome
 
 
 def _compile_all(
-    options: KernelOptions, console: Any, todo: list[Job], compiled: dict[TuningKey, list[Compiled]]
+    options: KernelOptions, console: Any, todo: list[Job], compiled: dict[TuningKey, list[Compiled]], end: float
 ) -> list[Job]:
     """The jobs without the settings whose kernels cannot be good."""
     device, kept = gpu(options.device), []
     assert device is not None  # a backend of GPUs serves there
-    deadline = time.monotonic() + options.budget_seconds
     with _progress(console, len(todo)) as report:
         for number, job in enumerate(todo):
 
             def tell(share: float, at: int = number) -> None:
                 report(at + share, "compiling")
 
-            pruned, results = compile_job(job, device, deadline=deadline, progress=tell)
+            pruned, results = compile_job(job, device, deadline=end, progress=tell)
             compiled[job.key] = results
             kept.append(pruned)
     return kept
@@ -309,7 +321,7 @@ def _sentence(outcome: Outcome) -> str:
     return f"{where}: {changed(outcome.entry.values, job.settings[0])}: {gain}{refused}"
 
 
-def _show(options: KernelOptions, console: Any, rows: list[dict[str, Any]], table: TuningTable, left: int) -> None:
+def _show(options: KernelOptions, console: Any, rows: list[dict[str, Any]], table: TuningTable) -> None:
     if options.as_json:
         facts = {"machine": bench_machine.describe(), "command": bench_machine.command()}
         sys.stdout.write(json.dumps({"table": str(table.path), "keys": rows, **facts}, indent=1) + "\n")
@@ -327,9 +339,7 @@ def _show(options: KernelOptions, console: Any, rows: list[dict[str, Any]], tabl
                 state = one["refused"] or ("kept" if figures else "kept, not compiled")
                 found = ", ".join(f"{name} {value}" for name, value in (figures or {}).items())
                 console.print(f"  {changed(one['values'], row['default'])}: {state}{'; ' + found if found else ''}")
-    elif left or any(row["values"] is None for row in rows):
-        console.print(f"Not every key is tuned: {_again(options)}.")
 
 
-def _again(options: KernelOptions) -> str:
-    return f"run the command again{' without --again' if options.again else ''}, it goes on from here"
+def _again(options: KernelOptions, more: str = "") -> str:
+    return f"run the command again{' without --again' if options.again else ''}{more}, it goes on from here"

@@ -12,10 +12,11 @@ from chunkattn.planning.tuning_table import TuningEntry, TuningKey
 from chunkattn.planning.work import HEADER_WORDS, WorkSpec
 from chunkattn.tuning import timeline
 from chunkattn.tuning.problem import spec_of
-from chunkattn.tuning.search import Search, Verdict
+from chunkattn.tuning.search import OutOfTime, Search, Verdict, least_measurements
 from chunkattn.tuning.trials import Trials
 
 MOST_CANDIDATES = 16
+_WINDOW = 0.02  # seconds of one measurement; at least one call
 _FACTORS = ((0.7, 1.3), (1.6, 0.6))  # of a chunk's tokens or the number of decodes, and of histories
 _HOPEFUL = 1.25  # times the best modelled time; nobody slower is measured
 
@@ -31,6 +32,7 @@ class Job:
         settings: what is measured, the default first.
         possible: settings of the backend's space.
         distinct: of those, how many cut the batches differently.
+        round_seconds: that measuring one setting on every batch takes at least, as far as can be known before.
     """
 
     key: TuningKey
@@ -40,6 +42,12 @@ class Job:
     possible: int
     distinct: int
     others: tuple[BenchCase, ...] = ()
+    round_seconds: float = 0.0
+
+    @property
+    def least_seconds(self) -> float:
+        """With less there is no point in beginning."""
+        return least_measurements(len(self.settings), 1) * self.round_seconds
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,7 @@ def _job(key: TuningKey, module: Any, cases: tuple[BenchCase, ...], device: str)
         len(space),
         len(plans) + 1,
         tuple(_others(key, module, cases, device)),
+        max(first[0], _WINDOW * len(cases)),
     )
 
 
@@ -128,7 +137,7 @@ def tune(
     deadline: float,
     progress: Callable[[float], None] = lambda share: None,
     seed: int = 0,
-    window: float = 0.02,
+    window: float = _WINDOW,
 ) -> Outcome:
     """Measures a job's settings and chooses.
 
@@ -143,7 +152,10 @@ def tune(
     Raises:
         Refused: the default itself gives a wrong answer.
     """
-    trials = Trials(job.key.backend, job.module, job.cases, job.settings, job.others, window, device)
+    try:
+        trials = Trials(job.key.backend, job.module, job.cases, job.settings, job.others, window, device, deadline)
+    except OutOfTime:
+        return Outcome(job, Verdict.cut_short({}))
     search = Search(
         trials.measure,
         len(job.settings),

@@ -29,8 +29,12 @@ class Refused(Exception):
     """A candidate's answer is wrong, or it does not run."""
 
 
+class OutOfTime(Exception):
+    """No time is left for what was asked for."""
+
+
 Measure = Callable[[int, int], float]
-"""Seconds of a candidate on a case, once. Raises `Refused`."""
+"""Seconds of a candidate on a case, once. Raises `Refused`, or `OutOfTime`."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,16 @@ class Verdict:
     reason: str
     refused: dict[int, str] = field(default_factory=dict)
     complete: bool = True
+
+    @classmethod
+    def cut_short(cls, refused: dict[int, str]) -> Verdict:
+        """None, for want of time."""
+        return cls(0, 1.0, 0.0, "time ran out before it was certain", refused, complete=False)
+
+
+def least_measurements(num_candidates: int, num_cases: int) -> int:
+    """What no search can do without, whoever is fast; far fewer than it takes to take one for faster."""
+    return _SCREENING_ROUNDS * num_candidates * num_cases if num_candidates > 1 else 0
 
 
 @dataclass
@@ -86,19 +100,24 @@ class Search:
             Refused: the default itself is wrong.
         """
         self._order = random.Random(self.seed)
+        try:
+            return self._run()
+        except OutOfTime:
+            return Verdict.cut_short(self._refused)
+
+    def _run(self) -> Verdict:
         finalists = self._screen()
-        if finalists is None:
-            return self._cut_short()
         if not finalists:
             reason = "nothing was faster" if self.num_candidates > 1 else "there is nothing else"
             return Verdict(0, 1.0, 0.0, reason, self._refused)
         return self._confirm(finalists)
 
-    def _cut_short(self) -> Verdict:
-        return Verdict(0, 1.0, 0.0, "time ran out before it was certain", self._refused, complete=False)
+    def _require_time(self) -> None:
+        if self.clock() > self.deadline:
+            raise OutOfTime
 
-    def _screen(self) -> list[int] | None:
-        """The fastest few that seem faster than the default; None where time ran out."""
+    def _screen(self) -> list[int]:
+        """The fastest few that seem faster than the default."""
         alive = list(range(1, self.num_candidates))
         logs: dict[int, list[float]] = {candidate: [] for candidate in alive}
         stages = max(1, math.ceil(math.log2(max(len(alive), 1) / _FINALISTS)) + 1) if alive else 0
@@ -106,8 +125,7 @@ class Search:
             for number in range(_SCREENING_ROUNDS):
                 if not alive:
                     break
-                if self.clock() > self.deadline:
-                    return None
+                self._require_time()
                 ratios = self._round([0, *alive])
                 alive = [candidate for candidate in alive if candidate not in self._refused]
                 for candidate in alive:
@@ -125,8 +143,7 @@ class Search:
         logs: dict[int, list[list[float]]] = {finalist: [] for finalist in finalists}
         twins: list[float] = []
         for number in range(_ROUNDS):
-            if self.clock() > self.deadline:
-                return self._cut_short()
+            self._require_time()
             alive = [finalist for finalist in finalists if finalist not in self._refused]
             ratios = self._round([0, *alive, -1])  # -1: the default again
             twins.append(_mean(ratios[-1]))

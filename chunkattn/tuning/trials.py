@@ -6,6 +6,7 @@ Nothing of the user's is touched: queries, pools and outputs are made here.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from chunkattn.bench.case import BenchCase
 from chunkattn.bench.inputs import input_sets
 from chunkattn.bench.timing import window
 from chunkattn.testing import AttentionInputs
-from chunkattn.tuning.search import Refused
+from chunkattn.tuning.search import OutOfTime, Refused
 
 _MOST_SETS = 3
 _MAX_BYTES = 1 << 30
@@ -53,6 +54,7 @@ class Trials:
         settings: candidates, the default first.
         seconds: of a timed window; at least one call.
         device: "cpu" or "cuda".
+        deadline: on the monotonic clock; nothing is prepared or measured after it.
     """
 
     backend: str
@@ -62,6 +64,7 @@ class Trials:
     others: Sequence[BenchCase] = ()
     seconds: float = 0.02
     device: str = "cpu"
+    deadline: float = math.inf
     _steps: list[list[_Step]] = field(default_factory=list)
     _turn: int = 0
     _generation: int = 0
@@ -79,12 +82,14 @@ class Trials:
 
         Raises:
             Refused: the default's answer is wrong.
+            OutOfTime: the deadline is over.
         """
         self._generation += 1
         self._admitted.clear()
         self._steps.clear()  # one generation in memory at a time
         cases = self.others if self.others and self._generation > 1 else self.cases
         for case in cases:
+            self._require_time()
             fresh = case.but(seed=case.seed + 104729 * self._generation)
             inputs = input_sets(fresh, self.device, most=_MOST_SETS, max_bytes=_MAX_BYTES)
             self._steps.append([_Step.of(one) for one in inputs])
@@ -95,6 +100,10 @@ class Trials:
                     step.call(self.backend)
                 step.answer = _answer(step.out)
         return len(cases)
+
+    def _require_time(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise OutOfTime
 
     def _prove(self, step: _Step) -> None:
         """The default against eager PyTorch, every row; its answers are what others are compared with from then on."""
@@ -113,7 +122,9 @@ class Trials:
 
         Raises:
             Refused: a wrong answer, or an error of the backend.
+            OutOfTime: the deadline is over.
         """
+        self._require_time()
         steps = self._steps[case]
         last = steps[0]
 

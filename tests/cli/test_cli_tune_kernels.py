@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,37 @@ def test_what_does_not_fit_in_the_time_is_left_for_the_next_run(tmp_path: Path) 
     result = run("--table", str(tmp_path / "t.json"), "--budget-seconds", "0.5", *SMALL)
     assert result.exit_code == 2
     assert "run the command again" in result.output
+
+
+def test_keys_get_all_the_time_that_is_left_and_those_that_cannot_be_finished_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that take least come first; who would need more than what is left is not begun."""
+    real_jobs, begun = tune_kernels.jobs, []
+
+    def slow_decodes(*arguments: Any) -> Any:
+        for job in real_jobs(*arguments):
+            slow = replace(job, settings=job.settings * 2, round_seconds=1000.0)
+            yield slow if job.key.mix_class == "decode-small" else job
+
+    def tune(job: Any, *, deadline: float, **options: Any) -> Outcome:
+        begun.append((job.key.mix_class, deadline - time.monotonic()))
+        return Outcome(job, Verdict(0, 1.0, 0.01, "nothing was faster"), TuningEntry(job.settings[0], 1.0, 0.01, 5.0))
+
+    monkeypatch.setattr(tune_kernels, "jobs", slow_decodes)
+    monkeypatch.setattr(tune_kernels, "tune", tune)
+    arguments = ("--budget-seconds", "500", "--mix", "1x64+128", *SMALL)
+    result = run("--table", str(tmp_path / "t.json"), *arguments)
+    assert result.exit_code == 2
+    assert sorted(mix for mix, _ in begun) == ["mixed-small", "prefill-small"]
+    assert all(seconds > 400 for _, seconds in begun)
+    assert "decode-small: not reached, too little time was left\n" in result.output
+    assert "run the command again, it goes on from here" in result.output
+    again = run("--table", str(tmp_path / "t.json"), *arguments)
+    assert (again.exit_code, len(begun)) == (2, 2)
+    assert "run the command again with more --budget-seconds" in again.output
+    rows = json.loads(run("--table", str(tmp_path / "t.json"), "--json", *arguments).stdout)["keys"]
+    assert [row["state"] for row in rows] == ["tuned before", "tuned before", "not reached"]
 
 
 @pytest.mark.parametrize("options", [(), ("--json",), ("--dry-run",)])

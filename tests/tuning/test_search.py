@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from chunkattn.tuning.search import LEAST_GAIN, Refused, Search, Verdict
+from chunkattn.tuning.search import LEAST_GAIN, OutOfTime, Refused, Search, Verdict
 
 
 class Machine:
@@ -121,6 +121,21 @@ def test_time_that_runs_out_decides_nothing(other: float, deadline: int) -> None
     verdict = Machine([[1.0], [other]]).search(deadline=deadline, clock=lambda: next(ticks))
     done = other > 1 and deadline >= 2  # after one pass there is nothing left to confirm
     assert (verdict.winner, verdict.complete) == (0, done)
+
+
+@pytest.mark.parametrize("calls", [0, 3, 20])
+def test_time_that_runs_out_while_measuring_decides_nothing_and_keeps_what_was_refused(calls: int) -> None:
+    machine = Machine([[1.0], [0.5], [0.4]])
+    machine.wrong = {2}
+
+    def measure(candidate: int, case: int) -> float:
+        if machine.calls == calls:
+            raise OutOfTime
+        return machine.measure(candidate, case)
+
+    verdict = Search(measure, 3, 1).run()
+    assert (verdict.winner, verdict.complete) == (0, False)
+    assert verdict.refused == ({2: "rows are wrong"} if calls else {})
 
 
 def test_progress_rises_to_the_end() -> None:

@@ -16,7 +16,7 @@ from chunkattn.backends import load
 from chunkattn.bench.case import BenchCase, Heads
 from chunkattn.tuning.kernels import MOST_CANDIDATES, Job, jobs, tune
 from chunkattn.tuning.problem import MIXES, heads_of, parse_mix, spec_of
-from chunkattn.tuning.search import Refused
+from chunkattn.tuning.search import OutOfTime, Refused
 from chunkattn.tuning.trials import Trials
 
 cpu: Any = load("cpu")
@@ -109,6 +109,25 @@ def test_slower_settings_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_time_there_is_no_entry() -> None:
     outcome = tune(job_of(cpu_of_four()), device="cpu", deadline=time.monotonic())
     assert outcome.entry is None
+
+
+def test_nothing_is_prepared_or_measured_after_the_deadline() -> None:
+    """Preparing takes seconds for long batches, and so does one round of many settings."""
+    trials = Trials("cpu", cpu, (CASE,), Faulty.space)
+    trials.deadline = time.monotonic()
+    with pytest.raises(OutOfTime):
+        trials.measure(0, 0)
+    with pytest.raises(OutOfTime):
+        trials.renew()
+    with pytest.raises(OutOfTime):
+        Trials("cpu", cpu, (CASE,), Faulty.space, deadline=time.monotonic())
+
+
+def test_no_job_is_said_to_take_less_than_its_first_rounds() -> None:
+    mixes = {name: MIXES[name] for name in ("chunk 32", "8 decodes at 256", "16 decodes at 2k")}
+    for job in jobs(cpu, [BenchCase("tune", name, groups, HEADS) for name, groups in mixes.items()], "cpu"):
+        least = 3 * 0.02 * len(job.settings) * len(job.cases)
+        assert job.least_seconds >= (least if len(job.settings) > 1 else 0) * 0.999
 
 
 def cpu_of_four() -> Any:
