@@ -34,12 +34,13 @@ def chosen_settings(module: Any, spec: chunkattn.AttentionSpec) -> Iterator[str]
             continue
         entry = found.entry
         when = time.strftime("%Y-%m-%d", time.gmtime(entry.measured))
+        spread = f" (spread {entry.spread:.1%})" if entry.spread else ""  # 0: not measured
         if all(default.get(name) == value for name, value in entry.values.items()):
-            yield f"{mix:<14} default, {found.source}: nothing was faster on {when} (spread {entry.spread:.1%})"
+            yield f"{mix:<14} default, {found.source}: nothing was faster on {when}{spread}"
         else:
             yield (
                 f"{mix:<14} {changed(entry.values, default)}; {found.source}: {entry.gain - 1:.1%} faster than the "
-                f"default on {when} (spread {entry.spread:.1%})"
+                f"default on {when}{spread}"
             )
 
 

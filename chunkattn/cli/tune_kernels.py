@@ -269,6 +269,7 @@ class _progress:
 
 
 def _row(job: Job, state: str, values: Mapping[str, int] | None, **facts: object) -> dict[str, Any]:
+    """A key of the JSON; a spread that was not measured is null."""
     return {
         "key": job.key._asdict(),
         "state": state,
@@ -283,7 +284,7 @@ def _row(job: Job, state: str, values: Mapping[str, int] | None, **facts: object
 def _known(job: Job, table: TuningTable) -> dict[str, Any]:
     entry = table.find(job.key)
     assert entry is not None
-    return _row(job, "tuned before", entry.values, gain=entry.gain, spread=entry.spread)
+    return _row(job, "tuned before", entry.values, gain=entry.gain, spread=entry.spread or None)
 
 
 def _planned(job: Job, compiled: Sequence[Compiled] | None) -> dict[str, Any]:
@@ -296,7 +297,13 @@ def _measured(outcome: Outcome) -> dict[str, Any]:
     values = outcome.entry.values if outcome.entry is not None else None
     refused = [{"values": dict(job.settings[number]), "reason": text} for number, text in verdict.refused.items()]
     return _row(
-        job, verdict.reason, values, gain=verdict.gain, spread=verdict.spread, refused=refused, winner=verdict.winner
+        job,
+        verdict.reason,
+        values,
+        gain=verdict.gain,
+        spread=verdict.spread or None,
+        refused=refused,
+        winner=verdict.winner,
     )
 
 

@@ -44,7 +44,7 @@ class Verdict:
     Attributes:
         winner: number of the candidate, 0 for the default.
         gain: time of the default divided by the winner's in the second pass; 1 for the default.
-        spread: relative spread of the second pass.
+        spread: relative spread of the second pass; 0 without one.
         reason: in a few words.
         refused: candidates that gave wrong answers, with the reason.
         complete: False where time ran out before the second pass had all its rounds.

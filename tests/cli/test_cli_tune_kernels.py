@@ -73,6 +73,18 @@ def test_one_process_tunes_and_the_next_uses_it_and_tunes_nothing(tmp_path: Path
     assert "2 of cpu on" in shown
 
 
+def test_a_spread_that_was_not_measured_is_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing seems faster at first sight the second pass, which measures it, does not take place."""
+
+    def tune(job: Any, **options: Any) -> Outcome:
+        return Outcome(job, Verdict(0, 1.0, 0.0, "nothing was faster"), TuningEntry(job.settings[0], 1.0, 0.0, 5.0))
+
+    monkeypatch.setattr(tune_kernels, "tune", tune)
+    for state in ("nothing was faster", "tuned before"):
+        rows = json.loads(run("--table", str(tmp_path / "t.json"), "--json", *SMALL).stdout)["keys"]
+        assert [(row["state"], row["spread"]) for row in rows] == [(state, None)] * 2
+
+
 def planned_outcomes(monkeypatch: pytest.MonkeyPatch, *, stop_after: int) -> list[str]:
     """Replaces measuring by a verdict; records whose turn it was."""
     seen: list[str] = []
@@ -281,8 +293,11 @@ def test_info_tells_default_shipped_and_tuned_apart(tmp_path: Path, monkeypatch:
     better = TuningEntry({**next(iter(cpu.settings_space(spec))), "items_per_worker": 2}, 1.25, 0.01, 86400.0)
     TuningTable(shipped).save({cpu.tuning_key(spec, mix): better for mix in ("decode-small", "mixed-small")})
     same = TuningEntry(next(iter(cpu.settings_space(spec))), 1.0, 0.02, 86400.0)
+    unmeasured = TuningEntry(next(iter(cpu.settings_space(spec))), 1.0, 0.0, 86400.0)
     other = cpu.tuning_key(spec, "mixed-small")._replace(library="0.0.1")
-    TuningTable(tuned).save({cpu.tuning_key(spec, "mixed-small"): same, other: better})
+    TuningTable(tuned).save(
+        {cpu.tuning_key(spec, "mixed-small"): same, cpu.tuning_key(spec, "prefill-large"): unmeasured, other: better}
+    )
     monkeypatch.setattr(measured, "SHIPPED", shipped)
     monkeypatch.setattr(measured, "user_table", lambda: tuned)
     measured.in_force.cache_clear()
@@ -294,7 +309,8 @@ def test_info_tells_default_shipped_and_tuned_apart(tmp_path: Path, monkeypatch:
         measured.in_force.cache_clear()
     assert "decode-small   items_per_worker 2; shipped: 25.0% faster than the default on 1970-01-02" in output
     assert "mixed-small    default, tuned: nothing was faster on 1970-01-02 (spread 2.0%)" in output
+    assert "prefill-large  default, tuned: nothing was faster on 1970-01-02\n" in output
     assert "prefill-small  default: never measured here" in output
     assert f"shipped  {shipped}: 2 entries" in output
-    assert f"tuned    {tuned}: 2 entries" in output
+    assert f"tuned    {tuned}: 3 entries" in output
     assert "of version 0.0.1: not used" in output
