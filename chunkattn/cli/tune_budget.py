@@ -21,7 +21,7 @@ from chunkattn.tuning.profile import Device, read_profile
 from chunkattn.tuning.token_budget import BudgetPlan, Objective, describe_needs, engine_settings, plan_token_budget
 from chunkattn.tuning.traffic import Confirmation, Replayed, confirm, load_of
 
-_ROWS = 12  # of the table
+_ROWS = 12  # of the table, and points of the picture
 # Held-out errors of a model of step times: a median that is good, a 90th percentile that is, one that says little.
 _GOOD_ERROR, _GOOD_TAIL, _BAD_TAIL = 0.1, 0.2, 0.5
 
@@ -182,7 +182,9 @@ def _show(
         sys.stdout.write(text)
     else:
         _print(console, plan, confirmation, cost, doubts, settings)
-    write_atomically(options.output / "budget.png", budget_picture(plan, confirmation))
+    write_atomically(
+        options.output / "budget.png", budget_picture(plan, confirmation, _shown(plan, confirmation), wide)
+    )
     write_atomically(options.output / "budget.json", text)
     if not options.as_json:
         console.print(f"Picture: {options.output / 'budget.png'}", soft_wrap=True)
@@ -261,8 +263,9 @@ def _table(plan: BudgetPlan, confirmation: Confirmation | None) -> Any:
         table.add_column(column, justify="right")
     replays = {r.budget: r for r in confirmation.replays} if confirmation is not None else {}
     chosen = confirmation.chosen.budget if confirmation is not None and confirmation.chosen is not None else None
+    shown = _shown(plan, confirmation)
     for candidate in plan.candidates:
-        if candidate.budget not in _shown([c.budget for c in plan.candidates], replays):
+        if candidate.budget not in shown:
             continue
         replayed = replays.get(candidate.budget)
         table.add_row(
@@ -278,11 +281,13 @@ def _table(plan: BudgetPlan, confirmation: Confirmation | None) -> Any:
     return table
 
 
-def _shown(sizes: Sequence[int], always: Any) -> set[int]:
-    """About a dozen, evenly in ratio, and those that were replayed."""
+def _shown(plan: BudgetPlan, confirmation: Confirmation | None) -> set[int]:
+    """Of table and picture: about a dozen budgets, evenly in ratio, and those that were replayed."""
+    sizes = [candidate.budget for candidate in plan.candidates]
     first, last = sizes[0], sizes[-1]
     wanted = [first * (last / first) ** (i / (_ROWS - 1)) for i in range(_ROWS)]
-    return {min(sizes, key=lambda size: abs(size - target)) for target in wanted} | set(always)
+    replayed = {r.budget for r in confirmation.replays} if confirmation is not None else set()
+    return {min(sizes, key=lambda size: abs(size - target)) for target in wanted} | replayed
 
 
 def _known(value: float) -> float | None:

@@ -144,9 +144,10 @@ def confirm(
 
     chosen = next((result for result in map(run, _order(plan)) if result.met), None)
     middle = (chosen or run(plan.recommended.budget)).budget
-    for beside in (middle // 2, 2 * middle):  # what the choice costs and saves
-        if max_num_seqs <= beside <= plan.candidates[-1].budget:
-            run(beside)
+    sizes = [candidate.budget for candidate in plan.candidates]
+    for beside in (middle / 2, 2 * middle):  # what the choice costs and saves
+        if sizes[0] <= beside <= sizes[-1]:
+            run(min(sizes, key=lambda size: abs(size - beside)))
     return Confirmation(rate, chosen, tuple(done[budget] for budget in sorted(done)))
 
 

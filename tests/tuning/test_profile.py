@@ -224,6 +224,16 @@ def test_replay_finds_what_the_prediction_could_not_know() -> None:
     assert all(not replayed.met for replayed in flooded.replays if replayed.budget in {c.budget for c in plan.feasible})
 
 
+@pytest.mark.parametrize("itl", [0.03, 0.04, 0.05])
+def test_what_is_replayed_beside_the_choice_is_a_candidate_too(itl: float) -> None:
+    cost = CostModel((1, 2048), (5e-3, 0.2048), 0.0, 1e-8, 0.0, 0.0)
+    trace = synthetic_trace(20)
+    plan = plan_token_budget(cost, load_of(trace, 8), Objective(itl), tile=32, largest=2048)
+    replayed = [replay.budget for replay in confirm(plan, cost, trace, max_num_seqs=8).replays]
+    assert len(replayed) == 3
+    assert set(replayed) <= {candidate.budget for candidate in plan.candidates}
+
+
 def test_larger_budgets_make_longer_gaps_in_the_replay() -> None:
     cost = CostModel((1, 2048), (5e-3, 0.2048), 0.0, 1e-8, 0.0, 0.0)
     trace = synthetic_trace(60)
