@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import importlib.metadata
+import importlib.util
 import json
 import os
 import subprocess
@@ -236,6 +238,25 @@ def test_a_missing_package_is_told_before_anything_is_measured(
     assert f"needs the package '{package}', which is not installed: pip install 'chunkattn[tune]'" in result.output
     assert result.output.count("\n") <= 3
     assert seen == []
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [(None, "triton is not installed"), ("3.5.1", "triton >= 3.6 is needed, 3.5.1 is installed")],
+)
+def test_a_missing_triton_is_told_with_what_installs_it(
+    version: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = sys.modules[load("triton").supports.__module__]._triton_missing
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: version)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    missing.cache_clear()
+    try:
+        result = run("--backend", "triton", "--arch", "90", "--table", str(tmp_path / "t.json"), *SMALL)
+    finally:
+        missing.cache_clear()
+    assert result.exit_code == 1
+    assert f"this; triton: {message}: pip install 'triton>=3.6'\n" in result.output
 
 
 def test_a_default_that_answers_wrong_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

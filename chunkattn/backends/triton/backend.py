@@ -42,14 +42,15 @@ _PARTIAL_ROWS_WORD = 5
 @functools.cache
 def _triton_missing() -> str | None:
     """Why Triton cannot be used, None if it can."""
+    oldest = ".".join(map(str, _OLDEST))
     if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
+        return f"triton is not installed: pip install 'triton>={oldest}'"
     try:
         version = importlib.metadata.version("triton")  # without importing it, which takes a while
     except importlib.metadata.PackageNotFoundError:  # nightly builds go by another name
         version = str(importlib.import_module("triton").__version__)
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
-        return f"triton >= {'.'.join(map(str, _OLDEST))} is needed, {version} is installed"
+        return f"triton >= {oldest} is needed, {version} is installed: pip install 'triton>={oldest}'"
     return None
 
 
