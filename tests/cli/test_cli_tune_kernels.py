@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 import chunkattn
@@ -309,6 +310,7 @@ def test_refusals(arguments: tuple[str, ...], message: str, tmp_path: Path) -> N
 
 
 def test_info_tells_default_shipped_and_tuned_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # what is a large batch depends on it
     spec = spec_of(BenchCase("tune", "", ((1, 1, 0),), Heads(4, 2, 16, 16)), "cpu")
     shipped, tuned = tmp_path / "shipped.json", tmp_path / "tuned.json"
     better = TuningEntry({**next(iter(cpu.settings_space(spec))), "items_per_worker": 2}, 1.25, 0.01, 86400.0)
