@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chunkattn.cli.atomic_file import require_writable, write_atomically
+from chunkattn.atomic_file import require_writable, write_atomically
 from chunkattn.cli.one_sentence import one_sentence
 from chunkattn.cli.option_types import POSITIVE
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from chunkattn.atomic_file import write_atomically
 from chunkattn.bench import machine as bench_machine
-from chunkattn.cli.atomic_file import write_atomically
 from chunkattn.cli.serve_view import ServeView
 from chunkattn.models import Model
 from chunkattn.simulation import Calibration, CostModel, Setting, TraceRequest

@@ -13,8 +13,8 @@ from typing import Any
 import click
 import torch
 
+from chunkattn.atomic_file import require_writable, write_atomically
 from chunkattn.bench import machine as bench_machine
-from chunkattn.cli.atomic_file import require_writable, write_atomically
 from chunkattn.cli.serve_calibration import CalibrationFile, steps_wanted
 from chunkattn.cli.serve_view import ServeView
 from chunkattn.extras import require

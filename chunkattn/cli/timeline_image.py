@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from chunkattn.cli.atomic_file import require_writable, write_atomically
+from chunkattn.atomic_file import require_writable, write_atomically
 from chunkattn.cli.scenario import ScenarioRun
 from chunkattn.extras import require
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from chunkattn.atomic_file import require_writable, write_atomically
 from chunkattn.bench import machine as bench_machine
-from chunkattn.cli.atomic_file import require_writable, write_atomically
 from chunkattn.extras import require
 from chunkattn.serving import percentile
 from chunkattn.simulation import PROCESSES, Calibration, CostModel, SyntheticProcess, TraceRequest, read_trace, scale

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from chunkattn import backends, validate
+from chunkattn.atomic_file import require_writable
 from chunkattn.backends.device import Gpu, gpu, stand_in
 from chunkattn.bench import machine as bench_machine
 from chunkattn.bench.case import BenchCase, Heads
-from chunkattn.cli.atomic_file import require_writable
 from chunkattn.env import SETTINGS
 from chunkattn.extras import require
 from chunkattn.planning.tuning_table import TuningKey, TuningTable, table_path, writer

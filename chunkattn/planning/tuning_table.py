@@ -14,7 +14,6 @@ import glob
 import json
 import os
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, get_type_hints
 
+from chunkattn.atomic_file import SCRATCH, write_atomically
 from chunkattn.env import SETTINGS
 from chunkattn.extras import require
 
@@ -31,7 +31,6 @@ FORMAT = "chunkattn-tuning"
 FILE_NAME = "tuning.json"
 OFF = "off"  # in CHUNKATTN_TUNING: no measured settings in this process
 _LOCK_SECONDS = 10.0
-_SCRATCH = ".new"
 _MOST = (1 << 31) - 1
 _LONGEST = 1e12  # seconds, and any ratio
 
@@ -172,7 +171,8 @@ class TuningTable:
                     copy = shutil.copy2(self.path, self.path.with_name(self.path.name + ".unreadable"))
                     _warn(f"{self.path} is replaced; what it held is kept in {copy}")
                 entries = change(there.entries)
-                _replace(self.path, _text(entries, there.foreign))
+                write_atomically(self.path, _text(entries, there.foreign))
+                _sweep(self.path)
         except OSError as error:
             _warn(f"{self.path} was not written: {error}; the settings hold for this process only")
             return False
@@ -298,31 +298,9 @@ def _text(entries: Mapping[TuningKey, TuningEntry], foreign: list[Any]) -> str:
     return json.dumps({"format": FORMAT, "schema": SCHEMA, "entries": rows + foreign}, indent=1) + "\n"
 
 
-def _replace(path: Path, text: str) -> None:
-    """The old file or the new one, never a part: written beside it, flushed to the disk, renamed."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_SCRATCH)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    _sweep(path)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def _sweep(path: Path) -> None:
     """Scratch files of writers that were killed; called under the lock, so nobody is writing one."""
-    for scratch in path.parent.glob(f".{glob.escape(path.name)}.*{_SCRATCH}"):
+    for scratch in path.parent.glob(f".{glob.escape(path.name)}.*{SCRATCH}"):
         scratch.unlink(missing_ok=True)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from chunkattn.cli.atomic_file import require_writable, write_atomically
+from chunkattn.atomic_file import require_writable, write_atomically
 from chunkattn.cli.one_sentence import one_sentence
 
 
@@ -25,6 +25,14 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     assert target.read_text() == "two"
     assert [path.name for path in target.parent.iterdir()] == ["a.txt"]
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_replaced_file_keeps_its_mode(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+    target.touch()
+    target.chmod(0o604)
+    write_atomically(target, "new")
+    assert stat.S_IMODE(target.stat().st_mode) == 0o604
 
 
 def test_a_link_stays_one(tmp_path: Path) -> None:
