@@ -34,11 +34,11 @@ def run_id(run: tuple[int, int]) -> str:
 
 
 def open_session(run: tuple[int, int], monkeypatch: pytest.MonkeyPatch, **options: object) -> Iterator[Session]:
-    """A session of one (architecture, seed), in which index tensors are checked as in debug mode: many tests of the
-    operators want an error."""
+    """A session of one (architecture, seed), in which index tensors and plans are checked as in debug mode: many tests
+    of the operators want an error."""
     debugging = dataclasses.replace(chunkattn.env.SETTINGS, debug=True)
-    monkeypatch.setattr("chunkattn.ops.SETTINGS", debugging)
-    monkeypatch.setattr("chunkattn.backends.triton.pages.SETTINGS", debugging)
+    for module in ("ops", "backends.triton.backend", "backends.triton.pages"):
+        monkeypatch.setattr(f"chunkattn.{module}.SETTINGS", debugging)
     arch, seed = run
     with emulated(arch, Options.for_seed(seed, **options)) as session:
         yield session
