@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,10 +19,12 @@ from chunkattn.backends.device import Gpu
 from chunkattn.backends.triton import launch
 
 from . import triton_driver
+from .sass_blocks import Blocks, count
 from .session import Session
 
-_LEAVES = re.compile(r"\b(BRA|BRX|EXIT|RET|JMP)\b")
 _MATRIX = re.compile(r"\b(HMMA|HGMMA|UTCHMMA|IMMA|QGMMA)\b")
+_SPILLS = re.compile(r"\b(LDL|STL)\b")
+_COPIES = re.compile(r"\b(LDGSTS|UTMALDG)\b")
 
 
 @dataclass(frozen=True)
@@ -130,80 +131,10 @@ def _tool(name: str) -> str:
     return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
 
 
-class _Blocks:
-    """The basic blocks of a disassembly, and the loops that they form."""
-
-    def __init__(self, sass: str):
-        labels: dict[str, int] = {}
-        self.code: list[str] = []
-        for line in sass.splitlines():
-            if label := re.match(r"^(\.L_\w+):", line.strip()):
-                labels[label.group(1)] = len(self.code)
-            elif instruction := re.match(r"^\s*/\*[0-9a-f]+\*/\s+(.*?);", line):
-                self.code.append(instruction.group(1))
-        leaves = {place + 1 for place, text in enumerate(self.code) if _LEAVES.search(text)}
-        starts = sorted(place for place in {0, *labels.values(), *leaves} if place < len(self.code))
-        self.spans = list(zip(starts, [*starts[1:], len(self.code)]))
-        index = {begin: block for block, (begin, _) in enumerate(self.spans)}
-        self.before: list[list[int]] = [[] for _ in self.spans]
-        self.after: list[list[int]] = []
-        for block, (_, end) in enumerate(self.spans):
-            last = self.code[end - 1]
-            jump = re.search(r"\bBRA\b.*`\((\.L_\w+)\)", last)
-            goes_on = not _LEAVES.search(last) or last.startswith("@") or re.search(r"\bBRA[.\w]*\s+!?U?P\d", last)
-            targets = [index[labels[jump.group(1)]]] if jump else []
-            if goes_on and block + 1 < len(self.spans):
-                targets.append(block + 1)
-            self.after.append(targets)
-            for target in targets:
-                self.before[target].append(block)
-
-    def text(self, blocks: Iterable[int]) -> list[str]:
-        return [text for block in sorted(blocks) for text in self.code[slice(*self.spans[block])]]
-
-    def loops(self) -> dict[int, set[int]]:
-        """Blocks of each natural loop, by the block that it begins with."""
-        loops: dict[int, set[int]] = {}
-        for head, dominated in enumerate(self._dominated()):
-            ends = [block for block in self.before[head] if block in dominated]
-            if ends:
-                body, open_blocks = {head}, ends
-                while open_blocks:
-                    block = open_blocks.pop()
-                    if block not in body:
-                        body.add(block)
-                        open_blocks += self.before[block]
-                loops[head] = body
-        return loops
-
-    def _dominated(self) -> list[set[int]]:
-        """For each block those that cannot be reached without it."""
-        roots = [block for block, before in enumerate(self.before) if block == 0 or not before]  # called functions, too
-        everything = self._reached(roots, None)
-        return [everything - self._reached(roots, block) for block in range(len(self.spans))]
-
-    def _reached(self, roots: list[int], avoided: int | None) -> set[int]:
-        found: set[int] = set()
-        open_blocks = list(roots)
-        while open_blocks:
-            block = open_blocks.pop()
-            if block not in found and block != avoided:
-                found.add(block)
-                open_blocks += self.after[block]
-        return found
-
-
 def matrix_loops(sass: str) -> tuple[Loop, ...]:
     """The innermost loops of a disassembly that hold matrix instructions, in order."""
-    blocks = _Blocks(sass)
-    loops = {h: body for h, body in blocks.loops().items() if any(map(_MATRIX.search, blocks.text(body)))}
-    innermost = [body for h, body in sorted(loops.items()) if not any(other < body for other in loops.values())]
+    blocks = Blocks(sass)
     return tuple(
-        Loop(
-            len(text),
-            sum(bool(_MATRIX.search(line)) for line in text),
-            sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in text),
-            sum(bool(re.search(r"\b(LDGSTS|UTMALDG)\b", line)) for line in text),
-        )
-        for text in map(blocks.text, innermost)
+        Loop(len(text), count(_MATRIX, text), count(_SPILLS, text), count(_COPIES, text))
+        for text in map(blocks.text, blocks.innermost(_MATRIX).values())
     )
