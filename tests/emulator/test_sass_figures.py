@@ -82,6 +82,11 @@ def test_instructions_have_a_class(instruction: str, expected: str) -> None:
     assert class_of(instruction) == expected
 
 
+def more_than(reason: str) -> pytest.MarkDecorator:
+    """What our loop still needs more of."""
+    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
+
+
 @pytest.fixture(scope="module")
 def record() -> dict[str, Any]:
     return dict(json.loads(RECORD.read_text(encoding="utf-8")))
@@ -115,16 +120,19 @@ def ours(record: dict[str, Any]) -> Callable[[str], Figures]:
 def test_our_main_loops_have_not_grown(record: dict[str, Any], ours: Callable[[str], Figures], shape: str) -> None:
     before, now = record["shapes"][shape]["ours"]["figures"], ours(shape)
     assert now.loop_local_accesses == 0
-    assert now.registers <= before["registers"]
+    assert now.registers <= before["registers"] * (1 + TOLERANCE)
     assert now.rescaling.multiply_adds == before["rescaling"]["multiply_adds"]
     for way in ("shortest", "rescaling"):
         assert getattr(now, way).others <= before[way]["others"] * (1 + TOLERANCE), f"{way}: write {RECORD.name} anew?"
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="descriptors are put together for every wgmma, and nothing overlaps"
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("shortest", marks=more_than("descriptors are put together anew for every wgmma")),
+        pytest.param("rescaling", marks=more_than("the same, and sums are rescaled after a vote")),
+    ],
 )
-@pytest.mark.parametrize("way", ["shortest", "rescaling"])
 @pytest.mark.parametrize("peer", ["FA3 causal, TMA", "FA3 causal, cp.async"])
 def test_the_wgmma_loop_needs_no_more_than_flash_attention_3(
     record: dict[str, Any], ours: Callable[[str], Figures], peer: str, way: str
