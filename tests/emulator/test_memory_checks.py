@@ -58,6 +58,11 @@ UNDEFINED_SINKS = {
     "branch": "mov.u32 %r1, tile; ld.shared.u32 %r2, [%r1]; setp.eq.u32 %p1, %r2, 0; @%p1 bra L; L:",
     "register": "st.global.u32 [%my_out], %r50;",
     "matrix": "mov.u32 %r1, tile; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r2}, [%r1]; st.global.u32 [%my_out], %r2;",
+    "upper half": "mov.u16 %h1, 5; mov.b32 %r1, {%h1, %h30}; st.global.u32 [%my_out], %r1;",
+    "byte of the upper half": "mov.u16 %h1, 5; mov.b32 %r1, {%h1, %h30}; prmt.b32 %r2, %r1, 0, 0x4442U;"
+    "st.global.u32 [%my_out], %r2;",
+    "byte of the lower half": "mov.u16 %h1, 5; mov.b32 %r1, {%h30, %h1}; prmt.b32 %r2, 0, %r1, 0x5000U;"
+    "st.global.u32 [%my_out], %r2;",
 }
 
 
@@ -68,7 +73,7 @@ def test_undefined_data_is_reported_at_its_sink(body: str) -> None:
 
 
 def test_undefined_data_that_is_masked_is_fine() -> None:
-    """A select, a predicate and an overwrite each stop undefined data."""
+    """A select, a predicate, an overwrite and a permutation that leaves it out each stop undefined data."""
     kinds, report = kinds_of("""
       mov.u32 %r1, tile; ld.shared.u32 %r2, [%r1];
       setp.gt.u32 %p1, %thread, 100;
@@ -78,6 +83,12 @@ def test_undefined_data_that_is_masked_is_fine() -> None:
       @%p2 st.global.u32 [%my_out], %r2;
       mov.u32 %r2, 3;
       st.global.u32 [%my_out], %r2;
+      mov.u16 %h1, 5;
+      mov.b32 %r4, {%h1, %h30};
+      prmt.b32 %r5, %r4, 0, 0x9180U;
+      prmt.b32 %r6, 0, %r4, 0x0504U;
+      add.u32 %r5, %r5, %r6;
+      st.global.u32 [%my_out], %r5;
     """)
     assert not kinds, report
 

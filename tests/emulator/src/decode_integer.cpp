@@ -317,6 +317,11 @@ bool Decoder::decode_integer(Instruction& inst, const Opcode& op, const Operands
   } else if (op.is("prmt") && op.type == "b32") {
     push_all(inst, operands, {b32, b32, b32, b32});
     inst.handler = ternary<u32, u32, u32, u32>([](u32 a, u32 b, u32 c) { return permute_bytes(a, b, c); });
+    const std::string& selector = operands.at(3);
+    if (isdigit(selector[0])) {
+      inst.taint = Taint::Permute;
+      inst.immediate = strtoul(selector.c_str(), nullptr, 0);
+    }
   } else if (op.is("lop3")) {
     push_all(inst, operands, {b32, b32, b32, b32});
     inst.immediate = strtoul(operands.at(4).c_str(), nullptr, 0);
