@@ -96,6 +96,7 @@ PageParams read_pages(const py::object& source, const py::object& source_ids, co
                       const py::object& target_ids) {
   const Tensor from = read_tensor("source", source.ptr(), -1), to = read_tensor("target", target.ptr(), from.num_dims);
   const Tensor from_ids = read_any_index("source_ids", source_ids), to_ids = read_any_index("target_ids", target_ids);
+  if (!from.element_size) throw py::type_error("cache: expected a dtype that a KV cache can have, got another");
   PageParams p;
   p.source = page_view(from, from_ids), p.target = page_view(to, to_ids);
   p.count = from_ids.given ? from_ids.size[0] : from.size[0];

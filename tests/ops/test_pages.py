@@ -77,6 +77,19 @@ def test_no_pages(pool, backend):
     assert_bitwise_equal(pool, before)
 
 
+@pytest.mark.parametrize("dtype", [torch.int16, torch.float64])
+def test_dtypes_that_no_cache_has_are_moved_or_refused(dtype, backend):
+    before = torch.arange(4 * 16, dtype=dtype).view(4, 16)
+    pool = before.clone()
+    if backend in ("reference", "triton"):
+        chunkattn.copy_pages(pool, torch.tensor([3]), torch.tensor([1]), backend=backend)
+        before[1] = before[3]
+    else:
+        with pytest.raises(TypeError, match="cache: expected a dtype that a KV cache can have"):
+            chunkattn.copy_pages(pool, torch.tensor([3]), torch.tensor([1]), backend=backend)
+    assert_bitwise_equal(pool, before)
+
+
 @pytest.mark.parametrize("page", [-1, 12, 2**31 - 1])
 def test_page_ids_outside_the_pool_are_refused(page, backend):
     pool = build(CASE, poison="zero").k_cache
