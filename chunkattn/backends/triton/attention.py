@@ -23,7 +23,7 @@ FILL_ROWS = tl.constexpr(16)
 def finish_item(maximum, total, acc, tile, outputs, logsums, extras, spec):
     """The end of rows that have seen all their keys."""
     if spec.has_sinks:
-        sink = tl.load(extras.sinks + tile.head * extras.sinks_stride, mask=tile.row_valid, other=0.0)
+        sink = tl.load(extras.sinks + tile.head.to(tl.int64) * extras.sinks_stride, mask=tile.row_valid, other=0.0)
         maximum, total, acc = add_sink(maximum, total, acc, sink)
     out, lse = finish(maximum, total, acc)
     store_rows(outputs, logsums, tile.token, tile.head, tile.row_valid, out, lse, spec)

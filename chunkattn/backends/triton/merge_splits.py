@@ -69,7 +69,7 @@ def merge_kernel(plan, expected_spec, batch, outputs, logsums, extras, partials,
             )  # fmt: skip
         head = (row % num_q_heads).to(tl.int32)
         if spec.has_sinks:
-            sink = tl.load(extras.sinks + head * extras.sinks_stride, mask=mine, other=0.0)
+            sink = tl.load(extras.sinks + head.to(tl.int64) * extras.sinks_stride, mask=mine, other=0.0)
             maximum, total, acc = add_sink(maximum, total, acc, sink)
         out, lse = finish(maximum, total, acc)
         token = q_begin + (row // num_q_heads).to(tl.int32)
