@@ -217,3 +217,24 @@ def test_d21_more_requests_and_items_than_16_bits_number(q_len, backend):
     mean = (pool[order, :, 0].double().cumsum(1) / seen[:, None]).flatten(0, 1)
     assert_rows_close(out, mean[:, None].expand(-1, heads, -1))
     assert torch.allclose(lse.double(), seen.log().repeat(count)[:, None].expand(-1, heads), atol=1e-6)
+
+
+@pytest.mark.full
+def test_more_tokens_and_pages_than_16_bits_number(backend):
+    """A step of 65,537 tokens is appended, its pages move, its states are merged with others that hold nothing."""
+    count = 2**16 + 1
+    generator = torch.Generator().manual_seed(1)
+    k, v = torch.randn(2, count, 1, 8, generator=generator).to(torch.bfloat16)
+    k_cache, v_cache = torch.zeros(2, count + 1, 1, 1, 8, dtype=torch.bfloat16)
+    order = torch.randperm(count, generator=generator)
+    lengths = torch.tensor([0, count], dtype=I32), torch.tensor([count], dtype=I32)
+    chunkattn.append_kv(k, v, k_cache, v_cache, order.to(I32)[None], *lengths, backend=backend)
+    assert_bitwise_equal(k_cache[order, 0], k)
+    assert_bitwise_equal(v_cache[order, 0], v)
+    assert not k_cache[count].any()
+    gathered = chunkattn.gather_pages(v_cache, order, backend=backend)
+    assert_bitwise_equal(gathered[:, 0], v)
+    lse = torch.randn(count, 1, generator=generator)
+    merged, merged_lse = chunkattn.merge_states(k, torch.full_like(lse, -math.inf), v, lse, backend=backend)
+    assert_bitwise_equal(merged, v)
+    assert_bitwise_equal(merged_lse, lse)
