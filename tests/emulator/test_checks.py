@@ -335,6 +335,19 @@ def test_bytes_of_one_word_are_kept_apart() -> None:
         assert result.kinds >= {"shared-race"}
 
 
+@pytest.mark.parametrize(("second", "expected"), [("sync", set()), ("arrive", {"barrier"})])
+def test_a_barrier_at_which_all_only_arrive(second: str, expected: set[str]) -> None:
+    body = f"""
+      setp.eq.u32 %p1, %warp, 0; @%p1 bra FIRST;
+      bar.{second} 1, 64; bra END;
+      FIRST: bar.arrive 1, 64;
+      END: st.global.u32 [%my_out], %thread;
+    """
+    for seed in range(4):
+        _, result = snippet.run(body, threads=64, options=Options.for_seed(seed))
+        assert result.kinds == expected
+
+
 @pytest.mark.parametrize("barrier", ["bar.sync 0;", ""])
 @pytest.mark.parametrize("width", ["v4.u32", "u32"])
 def test_a_byte_written_after_wide_reads(width: str, barrier: str) -> None:

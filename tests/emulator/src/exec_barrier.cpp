@@ -45,12 +45,15 @@ bool repeats_a_barrier(const Cta& cta, int id) {
   return !barrier.touched && last && threads == barrier.arrived_threads;  // nobody has only arrived
 }
 
-void release_barrier(Cta& cta, int id) {
+/// Whether a warp waited for it.
+bool release_barrier(Cta& cta, int id) {
   NamedBarrier& barrier = cta.barriers[id];
   const bool idle = repeats_a_barrier(cta, id);
   cta.barriers_completed++;
+  bool awaited = false;
   for (Warp& warp : cta.warps)
     if (warp.state == WarpState::AtBarrier && warp.barrier_id == id) {
+      awaited = true;
       warp.barrier_instruction->idle += idle;
       warp.last_barrier = cta.barriers_completed;
       warp.last_barrier_threads = barrier.arrived_threads;
@@ -60,6 +63,7 @@ void release_barrier(Cta& cta, int id) {
     }
   barrier = NamedBarrier();
   cta.cluster->progress++;
+  return awaited;
 }
 
 }  // namespace
@@ -103,7 +107,8 @@ void exec_barrier(Warp& warp, const Instruction& inst) {
   warp.barrier_id = int(id);
   warp.barrier_instruction = &inst;
   if (!inst.arrive_only) warp.state = WarpState::AtBarrier;
-  if (barrier.arrived_threads >= expected) release_barrier(cta, int(id));
+  if (barrier.arrived_threads >= expected && !release_barrier(cta, int(id)))
+    report(warp, inst, "barrier", format("all %u threads only arrive at barrier %u: nobody waits there", expected, id));
 }
 
 // ---------------------------------------------------------------- barrier.cluster
