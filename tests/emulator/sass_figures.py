@@ -176,9 +176,7 @@ def unavailable_reason(kernel: Kernel) -> str | None:
 
 def figures(path: Path, head_dim: int, warp_rows: int) -> Figures:
     """Of the one kernel with matrix instructions in a cubin or a library."""
-    sass, used = _printed("-sass", path), _printed("-res-usage", path)
-    functions = re.split(r"^\s*Function : ", sass, flags=re.MULTILINE)[1:]
-    (text,) = [each for each in functions if MATRIX.search(each)]
+    text, used = machine_code(path), _printed("-res-usage", path)
     name = text.split()[0]
     resources = re.search(rf"Function {re.escape(name)}:\s+REG:(\d+) STACK:(\d+)", used)
     assert resources is not None, used
@@ -194,6 +192,13 @@ def figures(path: Path, head_dim: int, warp_rows: int) -> Figures:
         shortest,
         rescaling,
     )
+
+
+def machine_code(path: Path) -> str:
+    """Name and instructions of the one kernel with matrix instructions in a cubin or a library."""
+    functions = re.split(r"^\s*Function : ", _printed("-sass", path), flags=re.MULTILINE)[1:]
+    (text,) = [each for each in functions if MATRIX.search(each)]
+    return text
 
 
 def main_loop(sass: str, sums: int) -> tuple[Way, Way]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import chunkattn
 from chunkattn.testing import BATCHES, AttentionCase, assert_state_close, build, laws
@@ -32,6 +33,8 @@ CASES = [
     LONG.but(name="splits", num_splits=3, sinks=True, layout="hnd", page_size=64),
     LONG.but(name="many heads", num_q_heads=71, num_kv_heads=1),
     LONG.but(name="negative scale", softmax_scale=-0.2),
+    LONG.but(name="fp16", dtype=torch.float16),
+    LONG.but(name="d64 fp16 cap alibi", head_dim=64, dtype=torch.float16, softcap=9.0, alibi="request"),
     LONG.but(name="d64", head_dim=64, num_splits=2),
     LONG.but(name="d64 odd pages", head_dim=40, page_size=5, sinks=True, window=(300, -1)),
     LONG.but(name="d64 invariant", q_lens=(33, 1, 5), kv_lens=(50, 2100, 40), head_dim=64, invariant=True),
@@ -111,6 +114,19 @@ def test_invariant_rows_do_not_depend_on_chunking_or_neighbours() -> None:
         laws.assert_same_state(cut, whole, "cut into chunks: ")
         alone = ATTEND(inputs.recut([(1, 8, 9)], padding=3))
     laws.assert_same_state((alone[0][:1], alone[1][:1]), (whole[0][-1:], whole[1][-1:]), "alone, padded: ")
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 9.0, "alibi": "head"}], ids=["plain", "cap alibi"])
+def test_rows_do_not_depend_on_who_sees_a_block_whole(options: dict[str, object]) -> None:
+    """The block of keys from 256 on is at the edge of a tile that begins before its end, and seen whole by rows of
+    their own tile: two ways through the loop."""
+    case = AttentionCase("edges", (70,), (420,), num_q_heads=5, num_kv_heads=1, head_dim=64, invariant=True)
+    inputs = build(case.but(**options))
+    with emulated(90):
+        whole = ATTEND(inputs)
+        assert_state_close(whole, inputs.expected())
+        cut = ATTEND(inputs.recut([(0, 0, 34), (0, 34, 70)]))
+    laws.assert_same_state(cut, whole, "cut where a block ends: ")
 
 
 def test_a_plan_for_other_facts_stops_the_kernel() -> None:

@@ -6,11 +6,15 @@ Nothing here is a time. Registers and spills are those of ptxas; counts are thos
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from chunkattn.build import builder
 from chunkattn.testing import AttentionCase, kv_bytes
 
-from . import cuda_backend, performance_record
+from . import cuda_backend, performance_record, sass_figures
+from .sass_blocks import Blocks
 from .test_cuda_attention_figures import DECODE, PREFILL, bytes_read, counted
 
 cuda_backend.skip_unless_available(cutlass=True)
@@ -46,3 +50,32 @@ def test_every_row_tile_reads_the_keys_it_sees_once(monkeypatch: pytest.MonkeyPa
     useful = sum(tiles) + 256 * 4 * 128 * 2
     read = bytes_read(result)
     assert useful <= read <= 1.03 * useful, f"{read} bytes read, {useful} useful"
+
+
+@pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp16", marks=pytest.mark.full)])
+@pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.full), 128])
+def test_weights_are_computed_beside_the_products(head_dim: int, dtype: str) -> None:
+    """In the machine code of the loop over blocks that are seen whole, in this order: the products with K of one block
+    and with V of the last one begin, between two barriers by which the groups take turns; the scores are waited for;
+    all weights are computed; the product with V is waited for."""
+    kernel = sass_figures.Kernel(f"attention_sm90-d{head_dim}-{dtype}-sm90a", 16, "sm90", head_dim)
+    reason = sass_figures.unavailable_reason(kernel)
+    if reason is not None:
+        pytest.skip(reason)
+    blocks = Blocks(sass_figures.machine_code(builder.build([kernel.listed()])[kernel.variant].path))
+    (body,) = blocks.innermost(re.compile("HGMMA")).values()
+    loop = blocks.text(body)
+
+    def places(pattern: str) -> list[int]:
+        return [place for place, line in enumerate(loop) if re.search(pattern, line)]
+
+    products, ends = places("HGMMA"), places("HGMMA.*gsb0")
+    assert len(products) == head_dim // 16 + 128 // 16
+    assert [products.index(end) + 1 for end in ends] == [head_dim // 16, len(products)], "wgmma is serialised"
+    (turn,), (turn_over,) = places(r"BAR\.SYNC"), places(r"BAR\.ARV")
+    (scores,), (values,) = places("DEPBAR.*0x1"), places("DEPBAR.*0x0")
+    assert turn < products[0] < products[-1] < turn_over < scores < values
+    exponentials = [place for place in places(r"MUFU\.EX2") if place > turn]
+    assert len([place for place in exponentials if scores < place < values]) >= 64 + 2  # of 16 x 128 scores by 32 lanes
+    assert all(scores < place < values for place in exponentials), "weights are computed beside no product"
+    assert not places(r"\b(LDL|STL)\b")

@@ -27,6 +27,11 @@ struct KeyBlocks {
     end = some.end > some.begin ? (some.end + kBlock - 1) / kBlock : first;
   }
 
+  // Where the blocks from `block` on end that every row sees whole; `block` if it is none of them.
+  __device__ int32_t whole_end(int32_t block) const {
+    return block * kBlock < every.begin ? block : max(block, min(end, every.end / kBlock));
+  }
+
   // Whether rows differ in which of these keys they see.
   __device__ bool rows_differ(int32_t first_key, int32_t count) const {
     return max(first_key, some.begin) < every.begin || min(first_key + count, some.end) > every.end;

@@ -142,7 +142,7 @@ struct RowTile {
     shrink_sums(shrink);
   }
 
- private:
+ protected:
   // Of a row's scores; queries of 8-bit caches have scales of their own.
   __device__ float factor_of(int row, float factor, const float* query_scales) const {
     return Config::kQuantised && query_scales ? factor * query_scales[row_of(row)] : factor;
@@ -158,7 +158,9 @@ struct RowTile {
     bool moved = false;
 #pragma unroll
     for (int row = 0; row < kRows; ++row) moved |= shrink[row] != 1.0f;
-    if (!__any_sync(0xffffffff, moved)) return;
+    if (__any_sync(0xffffffff, moved)) shrink_all(shrink);
+  }
+  __device__ void shrink_all(const float (&shrink)[kRows]) {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll

@@ -23,6 +23,7 @@ class Consumer {
 
   __device__ void run() {
     RingPosition<Shared::kEntries> position;
+    if (in_second_group()) give_turn();  // the first one of all
 #pragma unroll 1
     for (;; ++position.count) {
       const Entry& entry = shared_.entries[position.place()];
@@ -57,34 +58,64 @@ class Consumer {
     }
   }
 
+  // A block by itself, then all that follow and are seen whole, one step behind: the values of each are multiplied
+  // together with the keys of the next one. A block's scores and weights have the same bits either way.
   __device__ void attend(const Task& task, const Blocks& blocks, GroupTile<Config>& tile) {
-    const int group = warp() / 4;
-    const uint32_t queries = ptx::shared_address(shared_.queries) + group * 64 * 128;
+    const uint32_t queries = ptx::shared_address(shared_.queries) + (in_second_group() ? 64 * 128 : 0);
     const ScoreMod mod(p_.attention, task.kv_head);
     const float factor = mod.softmax_factor();
     const bool transforms = mod.transforms;
 #pragma unroll 1
     for (int32_t block = blocks.first; block < blocks.end; ++block, ++position_.count) {
-      const int stage = position_.place();
       const int32_t first_key = block * Config::kBlock, first_row = task.row_begin + warp() * 16;
 
-      wait_full(shared_.of_keys[stage], position_.parity());
+      wait_full(shared_.of_keys[position_.place()], position_.parity());
       ptx::fence_async_proxy();  // warps copied queries, and at the edges of the keys rows
-      tile.multiply_keys(queries, ptx::shared_address(shared_.keys[stage]));
-      release(shared_.of_keys[stage], lane());
-      if (transforms)
-        tile.transform(ScoreMod(p_.attention, task.kv_head), p_, task, first_row, first_key, nullptr, nullptr);
+      tile.multiply_keys(queries, ptx::shared_address(shared_.keys[position_.place()]));
+      release(shared_.of_keys[position_.place()], lane());
+      if (transforms) transform(task, block, tile);
       if (!blocks.every.holds_all(first_key, Config::kBlock)) {
         tile.hide(visible_keys(p_, task), p_, task, first_row, first_key);
         if (blocks.rows_differ(first_key, Config::kBlock)) keep_hidden(task, tile, first_row, first_key, factor);
       }
-      tile.softmax_step(factor, nullptr, nullptr);
+      tile.take_weights(tile.weigh(factor));
 
-      wait_full(shared_.of_values[stage], position_.parity());
+      wait_full(shared_.of_values[position_.place()], position_.parity());
+      const int32_t whole_end = blocks.whole_end(block + 1);
+#pragma unroll 1
+      while (block + 1 < whole_end) overlap(task, queries, factor, transforms, ++block, tile);
       ptx::fence_async_proxy();  // the same of values, and of what keep_hidden() made 0
-      tile.multiply_values(ptx::shared_address(shared_.values[stage]));
-      release(shared_.of_values[stage], lane());
+      tile.multiply_values(ptx::shared_address(shared_.values[position_.place()]));
+      release(shared_.of_values[position_.place()], lane());
     }
+  }
+
+  // Scores and weights of a block, while the product with the last one's values is under way. Its own values are waited
+  // for before they are needed: ptxas moves the wait for the product up as far as data allow, even before the weights
+  // are computed, but not across the loop of another wait.
+  __device__ void overlap(const Task& task, uint32_t queries, float factor, bool transforms, int32_t block,
+                          GroupTile<Config>& tile) {
+    const int last = position_.place();
+    ++position_.count;
+    const int stage = position_.place();
+    wait_full(shared_.of_keys[stage], position_.parity());
+    ptx::fence_async_proxy();
+    take_turn();
+    tile.begin_both(queries, ptx::shared_address(shared_.keys[stage]), ptx::shared_address(shared_.values[last]));
+    give_turn();
+    tile.finish_keys();
+    release(shared_.of_keys[stage], lane());
+    if (transforms) transform(task, block, tile);
+    const auto shrink = tile.weigh(factor);
+    wait_full(shared_.of_values[stage], position_.parity());
+    tile.finish_values();
+    release(shared_.of_values[last], lane());
+    tile.take_weights(shrink);
+  }
+
+  __device__ void transform(const Task& task, int32_t block, GroupTile<Config>& tile) {
+    tile.transform(ScoreMod(p_.attention, task.kv_head), p_, task, task.row_begin + warp() * 16, block * Config::kBlock,
+                   nullptr, nullptr);
   }
 
   // Keeps NaN and infinities in V from rows that do not see their keys; each warp looks through a part of the block.
@@ -197,6 +228,15 @@ class Consumer {
   __device__ static int thread() { return ptx::thread_index() - kProducers; }
   __device__ static int warp() { return thread() / 32; }
   __device__ static int lane() { return ptx::thread_index() % 32; }
+
+  // The compiler knows that a vote is the same for all lanes of a warp.
+  static_assert(kConsumerGroups == 2, "each group gives its turn to the other one");
+  __device__ static bool in_second_group() { return __all_sync(0xffffffff, thread() >= 128); }
+
+  // Groups begin products in turns: one has the tensor cores while the other one computes weights. Both walk the same
+  // blocks, and nobody gives a turn that he has not taken, so that never more than one is open. The last one stays so.
+  __device__ static void take_turn() { ptx::named_barrier_sync(2 + in_second_group(), kConsumers); }
+  __device__ static void give_turn() { ptx::named_barrier_arrive(3 - in_second_group(), kConsumers); }
 
   // All consumers.
   __device__ static void synchronise() { ptx::named_barrier_sync(1, kConsumers); }

@@ -11,7 +11,8 @@ namespace chunkattn::sm90 {
 template <class Config>
 struct GroupTile : RowTile<Config, 16, Config::kBlock> {
   using Rows = RowTile<Config, 16, Config::kBlock>;
-  using Rows::kV, Rows::lane, Rows::out, Rows::scores, Rows::weights;
+  using Rows::kN, Rows::kV, Rows::lane, Rows::out, Rows::raise, Rows::scores, Rows::shrink_all, Rows::softmax,
+      Rows::weights;
   using QueryTile = typename Config::QueryTile;
   using KeyTile = typename Config::KeyTile;
   using ValueTile = typename Config::ValueTile;
@@ -22,14 +23,7 @@ struct GroupTile : RowTile<Config, 16, Config::kBlock> {
   __device__ void multiply_keys(uint32_t queries, uint32_t keys) {
     pin(scores[0]);
     warpgroup_fence();
-#pragma unroll
-    for (int d = 0; d < Config::kHeadDim / 16; ++d) {
-      const int column = d / 4, within = d % 4 * 32;
-      warpgroup_multiply<Config::kCompute>(
-          scores[0], matrix_descriptor<QueryTile>(queries + column * QueryTile::kColumnBytes + within),
-          matrix_descriptor<KeyTile>(keys + column * KeyTile::kColumnBytes + within), d > 0);
-    }
-    warpgroup_commit();
+    issue_keys(queries, keys);
     warpgroup_wait<0>();
     pin(scores[0]);
   }
@@ -39,14 +33,67 @@ struct GroupTile : RowTile<Config, 16, Config::kBlock> {
     pin(out[0]);
     pin(weights[0]);
     warpgroup_fence();
-#pragma unroll
-    for (int k = 0; k < Config::kBlock / 16; ++k)
-      warpgroup_multiply_add<Config::kCompute>(out[0], weights[0][k],
-                                               matrix_descriptor<ValueTile>(values + k * 16 * 128));
-    warpgroup_commit();
+    issue_values(values);
+    finish_values();
+  }
+
+  // Begins both, of V for the last block. finish_keys() waits for the scores, finish_values() for the rest; until then
+  // nobody may touch out and weights.
+  __device__ void begin_both(uint32_t queries, uint32_t keys, uint32_t values) {
+    pin(scores[0]);
+    pin(out[0]);
+    pin(weights[0]);
+    warpgroup_fence();
+    issue_keys(queries, keys);
+    issue_values(values);
+  }
+  __device__ void finish_keys() {
+    warpgroup_wait<1>();
+    pin(scores[0]);
+  }
+  __device__ void finish_values() {
     warpgroup_wait<0>();
     pin(out[0]);
     pin(weights[0]);
+  }
+
+  // softmax_step() in two parts. weigh() leaves out and weights alone: scores become the weights, not rounded yet.
+  // Returns by how much sums of older keys shrink, and whether any does.
+  struct Shrink {
+    float of_row[2];
+    bool any;
+  };
+  __device__ Shrink weigh(float factor) {
+    Shrink shrink;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      shrink.of_row[row] = raise(row, factor);
+      const float shift = finite_max(softmax.max[row]);
+      float sum = 0.0f;
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int i = row * 2; i < row * 2 + 2; ++i) {
+          float& weight = scores[0][n][i];
+          weight = ptx::exp2_approximate(fmaf(weight, factor, -shift));
+          sum += weight;
+        }
+      softmax.sum[row] += sum;
+    }
+    // Asking for the sums as well keeps ptxas from putting off weights until they are rounded.
+    const bool moved = shrink.of_row[0] != 1.0f || shrink.of_row[1] != 1.0f;
+    shrink.any = __any_sync(0xffffffff, moved || !(softmax.sum[0] + softmax.sum[1] >= 0.0f));
+    pin(scores[0]);
+    return shrink;
+  }
+  __device__ void take_weights(const Shrink& shrink) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int row = 0; row < 2; ++row)
+        weights[0][n / 2][n % 2 * 2 + row] =
+            Multiply<Config::kCompute>::pack(scores[0][n][row * 2], scores[0][n][row * 2 + 1]);
+    if (shrink.any) shrink_all(shrink.of_row);
   }
 
   // Calls visit(column, values) for four neighbouring columns of a row of this lane at a time. Neighbouring lanes swap
@@ -63,6 +110,26 @@ struct GroupTile : RowTile<Config, 16, Config::kBlock> {
       visit((v + odd) * 8 + lane % 4 / 2 * 4,
             odd ? make_float4(x, y, right[i], right[i + 1]) : make_float4(left[i], left[i + 1], x, y));
     }
+  }
+
+ private:
+  // Each a group of multiplications of its own.
+  __device__ void issue_keys(uint32_t queries, uint32_t keys) {
+    const uint64_t q = matrix_descriptor<QueryTile>(queries), k = matrix_descriptor<KeyTile>(keys);
+#pragma unroll
+    for (int d = 0; d < Config::kHeadDim / 16; ++d) {
+      const int column = d / 4, within = d % 4 * 32;
+      warpgroup_multiply<Config::kCompute>(scores[0], q + (column * QueryTile::kColumnBytes + within) / 16,
+                                           k + (column * KeyTile::kColumnBytes + within) / 16, d > 0);
+    }
+    warpgroup_commit();
+  }
+  __device__ void issue_values(uint32_t values) {
+    const uint64_t v = matrix_descriptor<ValueTile>(values);
+#pragma unroll
+    for (int k = 0; k < Config::kBlock / 16; ++k)
+      warpgroup_multiply_add<Config::kCompute>(out[0], weights[0][k], v + k * 16 * 128 / 16);
+    warpgroup_commit();
   }
 };
 

@@ -9,7 +9,12 @@ __device__ inline void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// The same; true for all if `any` is for one of them.
+// Arrives there and goes on.
+__device__ inline void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// named_barrier_sync(); true for all if `any` is for one of them.
 __device__ inline bool barrier_or(int id, int threads, bool any) {
   uint32_t result;
   asm volatile(
