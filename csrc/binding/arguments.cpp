@@ -25,13 +25,7 @@ class Fields {
     return signed_(read_optional(arg, next(), rank, type));
   }
   // Slot tensors may be int32 or int64.
-  Tensor optional_index(const char* arg) {
-    PyObject* object = next();
-    const Tensor tensor = object == Py_None ? Tensor{} : read_tensor(arg, object, 1);
-    if (tensor.given && tensor.type != ElementType::kInt32 && tensor.type != ElementType::kInt64)
-      throw py::type_error(std::string(arg) + ": expected torch.int32 or torch.int64, got another dtype");
-    return signed_(tensor);
-  }
+  Tensor optional_index(const char* arg) { return signed_(read_any_index(arg, next())); }
   double number() {
     const double value = PyFloat_AsDouble(next());
     if (value == -1.0 && PyErr_Occurred()) throw py::error_already_set();

@@ -92,11 +92,10 @@ PageView page_view(const Tensor& block, const Tensor& ids) {
   return view;
 }
 
-PageParams read_pages(const py::object& source, const py::object& source_ids, const py::object& target,
-                      const py::object& target_ids) {
-  const Tensor from = read_tensor("source", source.ptr(), -1), to = read_tensor("target", target.ptr(), from.num_dims);
+PageParams read_page_move(const py::object& source, const py::object& source_ids, const py::object& target,
+                          const py::object& target_ids) {
+  const Tensor from = read_pages("cache", source.ptr()), to = read_tensor("target", target.ptr(), from.num_dims);
   const Tensor from_ids = read_any_index("source_ids", source_ids), to_ids = read_any_index("target_ids", target_ids);
-  if (!from.element_size) throw py::type_error("cache: expected a dtype that a KV cache can have, got another");
   PageParams p;
   p.source = page_view(from, from_ids), p.target = page_view(to, to_ids);
   p.count = from_ids.given ? from_ids.size[0] : from.size[0];
@@ -108,7 +107,7 @@ PageParams read_pages(const py::object& source, const py::object& source_ids, co
 // Moves pages `source_ids` of `source` to pages `target_ids` of `target`; None takes the pages in order.
 int32_t launch_pages(uintptr_t launcher, const py::object& source, const py::object& source_ids,
                      const py::object& target, const py::object& target_ids, uintptr_t stream, int num_sms) {
-  const PageParams p = read([&] { return read_pages(source, source_ids, target, target_ids); });
+  const PageParams p = read([&] { return read_page_move(source, source_ids, target, target_ids); });
   const LaunchContext context = context_of(stream, num_sms);
   const py::gil_scoped_release released;
   return launcher_at<PageLauncher>(launcher)(&p, &context);

@@ -125,17 +125,9 @@ PageShape page_shape(const Tensor& cache, int64_t count) {
 }
 
 Tensor read_pool(const py::object& object) {
-  const Tensor cache = read_tensor("cache", object.ptr(), -1);
+  const Tensor cache = read_pages("cache", object.ptr());
   if (cache.num_dims < 1) refuse("cache: expected at least one dimension, got none");
-  if (!cache.element_size) throw py::type_error("cache: expected a dtype that a KV cache can have, got another");
   return cache;
-}
-
-Tensor read_page_ids(const char* arg, const py::object& object) {
-  const Tensor ids = read_tensor(arg, object.ptr(), 1);
-  if (ids.type != ElementType::kInt32 && ids.type != ElementType::kInt64)
-    throw py::type_error(std::string(arg) + ": expected torch.int32 or torch.int64, got another dtype");
-  return ids;
 }
 
 // A dense block of `count` pages of the pool.
@@ -151,7 +143,8 @@ Tensor read_block(const char* arg, const py::object& object, const Tensor& cache
 void copy_pages_call(const py::object& cache_arg, const py::object& source_arg, const py::object& target_arg,
                      int num_threads) {
   const Tensor cache = read_pool(cache_arg);
-  const Tensor source_pages = read_page_ids("source", source_arg), target_pages = read_page_ids("target", target_arg);
+  const Tensor source_pages = read_index("source", source_arg.ptr()),
+               target_pages = read_index("target", target_arg.ptr());
   const int64_t count = source_pages.size[0];
   if (target_pages.size[0] != count)
     refuse("target: expected " + std::to_string(count) + " pages, as many as source, got " +
@@ -166,7 +159,7 @@ void copy_pages_call(const py::object& cache_arg, const py::object& source_arg, 
 
 void gather_pages_call(const py::object& cache_arg, const py::object& pages_arg, const py::object& out_arg,
                        int num_threads) {
-  const Tensor cache = read_pool(cache_arg), pages = read_page_ids("pages", pages_arg);
+  const Tensor cache = read_pool(cache_arg), pages = read_index("pages", pages_arg.ptr());
   const int64_t count = pages.size[0];
   const PageBlock source = page_block(cache, pages);
   const PageBlock target = page_block(read_block("out", out_arg, cache, count), Tensor{});
@@ -177,7 +170,7 @@ void gather_pages_call(const py::object& cache_arg, const py::object& pages_arg,
 
 void scatter_pages_call(const py::object& block_arg, const py::object& cache_arg, const py::object& pages_arg,
                         int num_threads) {
-  const Tensor cache = read_pool(cache_arg), pages = read_page_ids("pages", pages_arg);
+  const Tensor cache = read_pool(cache_arg), pages = read_index("pages", pages_arg.ptr());
   const int64_t count = pages.size[0];
   const PageBlock source = page_block(read_block("block", block_arg, cache, count), Tensor{});
   const PageBlock target = page_block(cache, pages);

@@ -147,12 +147,15 @@ void read_through_attributes() { exchange = nullptr; }
 DeviceTensors::DeviceTensors() { device_tensors = true; }
 DeviceTensors::~DeviceTensors() { device_tensors = false; }
 
+Tensor read_index(const char* arg, PyObject* object) {
+  const Tensor index = read_tensor(arg, object, 1);
+  if (index.type != ElementType::kInt32 && index.type != ElementType::kInt64)
+    throw py::type_error(std::string(arg) + ": expected torch.int32 or torch.int64, got " + dtype_name(object));
+  return index;
+}
+
 Tensor read_any_index(const char* arg, py::handle object) {
-  if (object.is_none()) return Tensor{};
-  const Tensor tensor = read_tensor(arg, object.ptr(), 1);
-  if (tensor.type != ElementType::kInt32 && tensor.type != ElementType::kInt64)
-    throw py::type_error(std::string(arg) + ": expected torch.int32 or torch.int64, got " + dtype_name(object.ptr()));
-  return tensor;
+  return object.is_none() ? Tensor{} : read_index(arg, object.ptr());
 }
 
 Tensor read_tensor(const char* arg, PyObject* object, int rank) {
@@ -187,6 +190,13 @@ DType read_kv_dtype(const char* arg, PyObject* object) {
     if (entry.object == object && entry.type == ElementType::kFloat) return entry.dtype;
   throw py::type_error(std::string(arg) + ": expected a dtype that a KV cache can have, got " +
                        std::string(py::str(py::handle(object))));
+}
+
+Tensor read_pages(const char* arg, PyObject* object) {
+  const Tensor pages = read_tensor(arg, object, -1);
+  if (!pages.element_size)
+    throw py::type_error(std::string(arg) + ": expected a dtype that a KV cache can have, got " + dtype_name(object));
+  return pages;
 }
 
 Tensor read_optional(const char* arg, PyObject* object, int rank, ElementType type) {

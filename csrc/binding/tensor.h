@@ -37,8 +37,12 @@ Tensor read_tensor(const char* arg, PyObject* object, int rank, ElementType type
 // None gives a Tensor with `given` false.
 Tensor read_optional(const char* arg, PyObject* object, int rank, ElementType type);
 
-// int32 or int64 ids in one dimension, or None.
+// int32 or int64 ids in one dimension; the second also takes None.
+Tensor read_index(const char* arg, PyObject* object);
 Tensor read_any_index(const char* arg, py::handle object);
+
+// Of a dtype that a cache can have, of any rank.
+Tensor read_pages(const char* arg, PyObject* object);
 
 // While one lives, tensors on a GPU are read too: what is filled goes to a GPU launcher and not to the CPU's code.
 class DeviceTensors {

@@ -85,7 +85,7 @@ def test_dtypes_that_no_cache_has_are_moved_or_refused(dtype, backend):
         chunkattn.copy_pages(pool, torch.tensor([3]), torch.tensor([1]), backend=backend)
         before[1] = before[3]
     else:
-        with pytest.raises(TypeError, match="cache: expected a dtype that a KV cache can have"):
+        with pytest.raises(TypeError, match=f"cache: expected a dtype that a KV cache can have, got {dtype}"):
             chunkattn.copy_pages(pool, torch.tensor([3]), torch.tensor([1]), backend=backend)
     assert_bitwise_equal(pool, before)
 
