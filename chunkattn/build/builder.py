@@ -26,6 +26,7 @@ from chunkattn.env import SETTINGS
 
 _COMPILER_BYTES = 5 << 30  # a CuTe kernel takes up to 4 GB
 REPORT_SECONDS = 10.0
+_NAMED = 4  # variants in a line of the report
 
 Report = Callable[[str], None]
 
@@ -116,7 +117,7 @@ def _build_missing(missing: Sequence[Variant], target: Path, report: Report) -> 
         jobs = [_write_job(variant, tools, target, scratch) for variant in missing]
         _write_ninja(scratch / "build.ninja", jobs, parallel_compilers())
         names = [job["manifest"]["variant"] for job in jobs]
-        report(f"building {', '.join(names)} (once; kept in {target})")
+        report(f"building {_some(names)} (once; kept in {target})")
         _run_ninja([tools.ninja, "-k", "0", "-C", str(scratch)], held, scratch / "log", jobs, report)
 
 
@@ -222,13 +223,19 @@ def _run_ninja(command: list[str], held: int, log: Path, jobs: Sequence[dict[str
             except subprocess.TimeoutExpired:
                 left = [job["manifest"]["variant"] for job in jobs if not step.is_whole(Path(job["folder"]))]
                 seconds = time.monotonic() - started
-                report(f"{len(jobs) - len(left)} of {len(jobs)} built after {seconds:.0f} s; to go: {', '.join(left)}")
+                report(f"{len(jobs) - len(left)} of {len(jobs)} built after {seconds:.0f} s; to go: {_some(left)}")
     except BaseException:
         process.terminate()  # ninja ends its compilers
         process.wait()
         raise
     if status:
         raise BuildError(_reason(log.read_text(encoding="utf-8", errors="replace")))
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of these names, and how many more there are."""
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _reason(log: str) -> str:

@@ -99,3 +99,11 @@ def test_an_interrupted_build_ends_its_compilers(shop: Workshop, listed, monkeyp
     assert time.monotonic() - started < SECONDS
     assert shop.published() == []
     assert shop.scratch() == []
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [(["a"], "a"), (["a", "b", "c", "d"], "a, b, c, d"), (list("abcdef"), "a, b, c, d and 2 more")],
+)
+def test_a_report_of_a_long_list_is_a_line(names, said):
+    assert builder._some(names) == said
