@@ -33,9 +33,9 @@ def unavailable_reason(cutlass: bool = False) -> str | None:
     if not cuda_runtime.available():
         return "the CUDA headers are not installed"
     for variant in variants.all_variants():
-        if (cutlass or not variant.cutlass) and store.find(variant) is None:
+        if cutlass or not variant.cutlass:
             reason = builder.unbuildable_reason(variant)
-            if reason is not None:
+            if reason is not None and store.find(variant) is None:
                 return reason
     return None
 
