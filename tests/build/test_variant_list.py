@@ -12,8 +12,6 @@ from chunkattn.backends.device import Gpu
 from chunkattn.build import sources, variants
 from chunkattn.types import AttentionSpec
 
-PLANNED = ("tile_rows", "decode_rows", "kv_tile", "ctas_per_sm")
-
 
 def read(tmp_path: Path, text: str) -> tuple[variants.Variant, ...]:
     path = tmp_path / "variants.toml"
@@ -61,7 +59,7 @@ def test_attention_variants_say_what_the_planner_reads():
     for variant in variants.all_variants():
         if not variant.kernel.startswith("attention_"):
             continue
-        said = tuple(variant.constant(name) for name in PLANNED)
+        said = tuple(variant.constant(name) for name in work_spec.CONSTANTS)
         problem = (variant.head_dim, variant.head_dim_v, variant.dtype)
         assert shapes.setdefault(problem, said) == said, variant.name
         spec = work_spec.of_variant(variant, Gpu.of_arch(90, 132), 8, 2, 2)
@@ -107,6 +105,36 @@ def test_head_dims_run_in_the_narrowest_tile_that_holds_them(monkeypatch):
         found, _ = select.candidates(spec, Gpu.of_arch(90, 4))
         assert (found[0].head_dim, found[0].arch) == (expected, "90a")
         assert select.candidates(spec, Gpu.of_arch(80, 4))[0][0].head_dim == expected
+    select.candidates.cache_clear()
+
+
+def test_variants_that_another_plan_would_need_serve_nobody(monkeypatch):
+    """Not even where they alone have a cache's dtype: the plan may have been made for the best tile."""
+    listed = tuple(
+        variants.Variant(
+            "attention_x", "80", "x.cu", head_dim=dim, head_dim_v=dim, dtype="bf16", kv_dtype=kv_dtype,
+            constants=(("tile_rows", rows),),
+        )
+        for dim, rows, kv_dtype in ((64, 128, "bf16"), (128, 128, "i8"), (256, 64, "bf16"), (256, 64, "e5m2"))
+    )  # fmt: skip
+    monkeypatch.setattr(select, "all_variants", lambda: listed)
+    select.candidates.cache_clear()
+    for kv_dtype, expected in ((torch.bfloat16, [64]), (torch.int8, [128]), (torch.float8_e5m2, [])):
+        spec = AttentionSpec("cuda", torch.bfloat16, kv_dtype, 4, 2, 64, 64, 16)
+        assert [variant.head_dim for variant in select.candidates(spec, Gpu.of_arch(80, 4))[0]] == expected
+    select.candidates.cache_clear()
+
+
+def test_the_newest_kernel_comes_before_the_narrowest_tile(monkeypatch):
+    listed = tuple(
+        variants.Variant("attention_x", arch, "x.cu", head_dim=d, head_dim_v=d, dtype="bf16", kv_dtype="bf16")
+        for arch, d in (("80", 96), ("80", 128), ("90a", 128))
+    )
+    monkeypatch.setattr(select, "all_variants", lambda: listed)
+    select.candidates.cache_clear()
+    spec = AttentionSpec("cuda", torch.bfloat16, torch.bfloat16, 4, 2, 80, 80, 16)
+    found, _ = select.candidates(spec, Gpu.of_arch(90, 4))
+    assert [(variant.arch, variant.head_dim) for variant in found] == [("90a", 128), ("80", 96), ("80", 128)]
     select.candidates.cache_clear()
 
 

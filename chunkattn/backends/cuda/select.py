@@ -6,6 +6,7 @@ import functools
 
 import torch
 
+from chunkattn.backends.cuda import work_spec
 from chunkattn.backends.device import Gpu
 from chunkattn.build.variants import Variant, all_variants
 from chunkattn.types import AttentionSpec
@@ -52,14 +53,23 @@ def candidates(spec: AttentionSpec, device: Gpu) -> tuple[tuple[Variant, ...], s
 def _attention(spec: AttentionSpec, device: Gpu) -> tuple[tuple[Variant, ...], str]:
     dtype, kv_dtype = _DTYPES[spec.dtype], _DTYPES[spec.kv_dtype]
     dims = f"{spec.head_dim}" if spec.head_dim == spec.head_dim_v else f"{spec.head_dim}/{spec.head_dim_v}"
-    found = [
+    fitting = [
         variant
         for variant in all_variants()
         if variant.kernel.startswith("attention_")
         and runs_on(variant, device)
         and _width(variant, spec) is not None
         and variant.dtype == dtype
-        # A plan does not know what the cache holds; variants for all kv_dtypes share what it depends on.
+    ]
+    # The newest architecture, then the narrowest tile that holds the head dims: what wgmma gains over mma.sync is more
+    # than 96 columns lose in a tile of 128 (an estimate, not measured; a tuned choice of kernel overrides it).
+    fitting.sort(key=lambda variant: (-int(variant.arch.rstrip("a")), _width(variant, spec) or 0))
+    # A plan does not know what the cache holds nor the options of a call, and must serve whichever variant these need:
+    # only those count whose plans are those of the best one.
+    found = [
+        variant
+        for variant in fitting
+        if work_spec.constants_of(variant) == work_spec.constants_of(fitting[0])
         and (spec.op == "plan" or variant.kv_dtype in (None, kv_dtype))
     ]
     if not found:
@@ -68,8 +78,7 @@ def _attention(spec: AttentionSpec, device: Gpu) -> tuple[tuple[Variant, ...], s
     able = [variant for variant in found if not lacking(variant, spec)]
     if not able:
         return (), f"{found[0].kernel} has no {', '.join(lacking(found[0], spec))}"
-    # The narrowest tile that holds the head dims, then the newest architecture.
-    return tuple(sorted(able, key=lambda v: (_width(v, spec) or 0, -int(v.arch.rstrip("a"))))), ""
+    return tuple(able), ""
 
 
 def _width(variant: Variant, spec: AttentionSpec) -> int | None:

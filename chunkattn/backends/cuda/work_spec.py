@@ -10,7 +10,14 @@ ITEMS_PER_WORKER = 8
 MIN_SPLIT = 256
 INVARIANT_SPLIT = 2048
 BALANCE = 100  # an H200's 790 TFLOP/s to 4.3 TB/s, which one SM can pull 1.8 times its share of (none measured here)
+CONSTANTS = ("tile_rows", "decode_rows", "kv_tile", "ctas_per_sm")  # of a variant, on which its plans depend
 SPLIT_COST = 128  # keys' worth of starting an item and joining its state (an estimate, not measured)
+
+
+def constants_of(variant: Variant) -> tuple[int | None, ...]:
+    """What the variant's plans depend on besides the problem; None where it says nothing."""
+    said = dict(variant.constants)
+    return tuple(said.get(name) for name in CONSTANTS)
 
 
 def of_variant(
