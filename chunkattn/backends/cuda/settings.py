@@ -151,10 +151,11 @@ def kernel_hash(variants: Sequence[Variant]) -> str:
     root = sources.source_root()
     if root is None:
         raise FileNotFoundError("the package came without kernel sources (csrc)")
+    kernels = {variant.source for variant in variants}
+    files = {source: sources.reached_files(root / source, sources.include_folders(root)) for source in kernels}
     parts = []
     for variant in variants:
-        files = sources.reached_files(root / variant.source, sources.include_folders(root))
-        parts += [variant.name, sources.digest(files, root.resolve(), store.compile_flags(variant))]
+        parts += [variant.name, sources.digest(files[variant.source], root.resolve(), store.compile_flags(variant))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
