@@ -7,12 +7,18 @@
 
 namespace chunkattn::sm80 {
 
+// A slot holds rows of K or V at one pitch, so that in both the rows of a warp take the same bytes: in decodes warps do
+// not wait for each other.
+template <class Config>
+using KeyTile = SharedTile<Config::kKeyBytes, Config::kSlotRowBytes>;
+template <class Config>
+using ValueTile = SharedTile<Config::kValueBytes, Config::kSlotRowBytes>;
+
 // K and V blocks in turn in a ring of slots, each a group of cp.async. All threads call everything.
 template <class Config, class Geometry>
 class Ring {
  public:
-  using Loader = PagedLoader<Geometry::kLoadRows, kWarps, SharedTile<Config::kKeyBytes>,
-                             SharedTile<Config::kValueBytes>, Config::kElementBytes>;
+  using Loader = PagedLoader<Geometry::kLoadRows, kWarps, KeyTile<Config>, ValueTile<Config>, Config::kElementBytes>;
   static constexpr int kAhead = Geometry::kStages - 1;  // tiles under way while one is computed on
 
   __device__ Ring(char* shared, const Loader& loader, int num_blocks)
@@ -76,7 +82,7 @@ __device__ void keep_hidden(WarpTile<Config, Geometry>& tile, const KernelParams
   float* scales = p.attention.v.scale.mode == ScaleMode::kPerTokenHead
                       ? reinterpret_cast<float*>(shared + Geometry::kKeyScales) + first_scale
                       : nullptr;
-  HiddenValues<Config, SharedTile<Config::kValueBytes>> hidden(shared + Geometry::kRing + slot, scales);
+  HiddenValues<Config, ValueTile<Config>> hidden(shared + Geometry::kRing + slot, scales);
   const float* query_scales =
       Config::kQuantised && !ScoreMod(p.attention, task.kv_head).transforms
           ? reinterpret_cast<const float*>(shared + Geometry::kQueryScalesAt) + (first_row - task.row_begin)
@@ -112,10 +118,9 @@ __device__ void attend(const KernelParams& p, const Task& task, int32_t kv_end, 
   const uint32_t queries_at = ptx::shared_address(shared), ring_at = queries_at + Geometry::kRing;
   const auto queries =
       FragmentReader<Config::kQueryBytes>::rows_then_chunks(queries_at + warp_row * Config::kQueryBytes, lane);
-  const auto keys = WarpTile<Config, Geometry>::template key_reader<SharedTile<Config::kKeyBytes>>(
-      ring_at + warp_key * Config::kKeyBytes, lane);
-  const auto values =
-      FragmentReader<Config::kValueBytes>::rows_then_chunks(ring_at + warp_key * Config::kValueBytes, lane);
+  const auto keys = WarpTile<Config, Geometry>::template key_reader<KeyTile<Config>>(
+      ring_at + warp_key * Config::kSlotRowBytes, lane);
+  const auto values = TileReader<ValueTile<Config>>::rows_then_chunks(ring_at + warp_key * Config::kSlotRowBytes, lane);
   const float* token_scales = reinterpret_cast<const float*>(shared + Geometry::kKeyScales) + warp_key;
   const float* query_scales =
       Config::kQuantised ? reinterpret_cast<const float*>(shared + Geometry::kQueryScalesAt) + warp_row : nullptr;

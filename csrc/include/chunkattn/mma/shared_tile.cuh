@@ -6,24 +6,27 @@
 
 namespace chunkattn {
 
+// Rows of kRowBytes, each kPitch bytes after the one before it.
+//
 // Eight neighbouring rows at one chunk must fall into eight different groups of four banks. Rows whose pitch is a
 // multiple of 128 bytes need all eight from the permutation; other pitches bring some of them along.
-template <int kRowBytes>
+template <int kRowBytes, int kPitch = kRowBytes>
 struct SharedTile {
   static constexpr int kChunks = kRowBytes / 16;
-  static constexpr int kBits = kChunks % 8 == 0 ? 3 : kChunks % 4 == 0 ? 2 : 1;
-  static_assert(kRowBytes % 32 == 0, "chunks are exchanged in pairs at least");
+  static constexpr int kBits = kPitch % 128 == 0 ? 3 : kPitch % 64 == 0 ? 2 : 1;
+  static_assert(kPitch % 32 == 0, "chunks are exchanged in pairs at least");
+  static_assert(kRowBytes <= kPitch && kChunks % (1 << kBits) == 0, "a permuted row stays within its bytes");
 
   __device__ static int permutation(int row) { return (row >> (3 - kBits)) & ((1 << kBits) - 1); }
   __device__ static uint32_t offset(int row, int chunk) {
-    return static_cast<uint32_t>(row * kRowBytes + ((chunk ^ permutation(row)) << 4));
+    return static_cast<uint32_t>(row * kPitch + ((chunk ^ permutation(row)) << 4));
   }
 
   // An address `rows` and `chunks` further on; neither may carry into the bits that the place it starts from has.
   __device__ static uint32_t moved(uint32_t address, int rows, int chunks) {
     constexpr int kSpan = (1 << kBits) - 1;
-    static_assert(kRowBytes % (16 << kBits) == 0, "the permuted bits of an address come from the chunk alone");
-    return (address ^ (((chunks & kSpan) ^ permutation(rows)) << 4)) + ((chunks & ~kSpan) << 4) + rows * kRowBytes;
+    static_assert(kPitch % (16 << kBits) == 0, "the permuted bits of an address come from the chunk alone");
+    return (address ^ (((chunks & kSpan) ^ permutation(rows)) << 4)) + ((chunks & ~kSpan) << 4) + rows * kPitch;
   }
 };
 
