@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,57 @@ def test_head_dims_run_in_the_narrowest_tile_that_holds_them(monkeypatch):
         assert (found[0].head_dim, found[0].arch) == (expected, "90a")
         assert select.candidates(spec, Gpu.of_arch(80, 4))[0][0].head_dim == expected
     select.candidates.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("head_dims", "tile"),
+    [
+        ((8, 8), (32, 32)),
+        ((40, 40), (64, 64)),
+        ((64, 64), (64, 64)),
+        ((72, 72), (96, 96)),
+        ((80, 80), (96, 96)),
+        ((96, 40), (96, 96)),
+        ((96, 104), (128, 128)),
+        ((128, 128), (128, 128)),
+        ((136, 40), (192, 128)),
+        ((192, 128), (192, 128)),
+        ((160, 160), (256, 256)),
+        ((192, 136), (256, 256)),
+        ((256, 64), (256, 256)),
+        ((40, 256), (256, 256)),
+    ],
+)
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [
+        (torch.float16, torch.float16),
+        *((torch.bfloat16, kv) for kv in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)),
+    ],
+)
+def test_head_dims_and_caches_that_are_listed(head_dims, tile, dtype, kv_dtype):
+    """sm_90 takes the same tiles of the older kernel where it has none of its own."""
+    scale = "none" if kv_dtype == dtype else "head"
+    spec = AttentionSpec("cuda", dtype, kv_dtype, 4, 2, *head_dims, 16, kv_scale=scale)
+    for arch in (80, 90, 100):
+        found, reason = select.candidates(spec, Gpu.of_arch(arch, 4))
+        assert not reason
+        old = [variant for variant in found if variant.kernel == "attention_sm80"]
+        assert (old[0].head_dim, old[0].head_dim_v) == tile
+        assert found[0].kernel == "attention_sm80" or (arch == 90 and max(head_dims) <= 128)
+
+
+def test_every_variant_that_a_call_may_need_takes_its_plan():
+    """A plan is made before it is known what the cache holds and what else is asked."""
+    dims = (8, 32, 40, 64, 72, 96, 104, 128, 136, 192, 200, 256)
+    for arch, dtype, head_dim, head_dim_v in itertools.product((80, 90), (torch.bfloat16, torch.float16), dims, dims):
+        device = Gpu.of_arch(arch, 4)
+        spec = AttentionSpec("cuda", dtype, dtype, 4, 2, head_dim, head_dim_v, 16)
+        planned = {work_spec.constants_of(v) for v in select.candidates(spec._replace(op="plan"), device)[0]}
+        assert len(planned) == (head_dim_v > 32 or head_dim <= 32)
+        for kv_dtype in (dtype, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8):
+            asked = spec._replace(kv_dtype=kv_dtype, invariant=True, kv_scale="head")
+            assert {work_spec.constants_of(v) for v in select.candidates(asked, device)[0]} <= planned
 
 
 def test_variants_that_another_plan_would_need_serve_nobody(monkeypatch):

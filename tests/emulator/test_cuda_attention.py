@@ -45,7 +45,23 @@ BYTES = [
     MIXED.but(name="e4m3 narrow values", kv_dtype=E4M3, scale_mode="token_head", head_dim=16, num_splits=2),
     MIXED.but(name="e4m3 head padded", kv_dtype=E4M3, scale_mode="head", head_dim=40, softcap=5.0, layout="lanes"),
 ]
-CASES = [*PLAIN, *WIDE, *BYTES]
+# Of tiles of other widths, and of the other caches.
+LARGE = [
+    MIXED.but(name="d80 window cap", head_dim=80, window=(31, -1), softcap=9.0, layout="fused", page_size=24),
+    MIXED.but(name="d96 narrower values", head_dim=96, head_dim_v=40, dtype=torch.float16, num_splits=2),
+    AttentionCase("d192x128 mixed", *BATCHES["mixed"], num_q_heads=3, num_kv_heads=3, head_dim=192, head_dim_v=128),
+    MIXED.but(name="d192x128 splits", head_dim=192, head_dim_v=128, num_splits=3, sinks=True, tree=True),
+    MIXED.but(name="d256 splits", head_dim=256, num_splits=2, alibi="head", page_size=64),
+    MIXED.but(name="d256 invariant", q_lens=(33, 1), kv_lens=(50, 2100), head_dim=256, invariant=True),
+    MIXED.but(name="d160 in d256", head_dim=160, layout="lanes", q_layout="offset"),
+    MIXED.but(name="e4m3 d128 token", kv_dtype=E4M3, scale_mode="token_head", head_dim=128, num_splits=2),
+    MIXED.but(name="e5m2 d128 head", kv_dtype=torch.float8_e5m2, scale_mode="head", head_dim=128, window=(31, -1)),
+    MIXED.but(name="int8 d64 token", kv_dtype=torch.int8, scale_mode="token_head", layout="hnd", sinks=True),
+    MIXED.but(name="int8 d96 tensor", kv_dtype=torch.int8, scale_mode="tensor", head_dim=88),
+    MIXED.but(name="int8 d192x128 token", kv_dtype=torch.int8, scale_mode="token_head", head_dim=192, head_dim_v=128),
+    MIXED.but(name="e5m2 d256 token", kv_dtype=torch.float8_e5m2, scale_mode="token_head", head_dim=256),
+]
+CASES = [*PLAIN, *WIDE, *BYTES, *(pytest.param(case, marks=pytest.mark.full) for case in LARGE)]
 
 
 def check(case: AttentionCase) -> None:

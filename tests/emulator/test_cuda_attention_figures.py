@@ -6,6 +6,7 @@ Nothing here is a time. Registers, spills and shared memory are those of ptxas; 
 from __future__ import annotations
 
 import pytest
+import torch
 
 from chunkattn.testing import AttentionCase, build, kv_bytes, laws
 
@@ -19,6 +20,13 @@ cuda_backend.skip_unless_available(cutlass=True)
 ATTEND = laws.operator("cuda")
 PREFILL = AttentionCase("prefill", (256,), (1024,), num_q_heads=4, num_kv_heads=1, head_dim=128, page_size=128)
 DECODE = AttentionCase("decode", (1,) * 4, (1024,) * 4, num_q_heads=8, num_kv_heads=2, head_dim=128)
+# As many row tiles as CTAs, so that none is split: partial states are read again.
+TILES = {
+    "d192x128": PREFILL.but(name="prefill-d192x128", head_dim=192, head_dim_v=128),
+    "d256": PREFILL.but(name="prefill-d256", head_dim=256, q_lens=(128,)),
+    "d256 decode": DECODE.but(name="decode-d256", head_dim=256, kv_lens=(1000,) * 4),
+    "d128 e4m3": PREFILL.but(name="prefill-d128-e4m3", kv_dtype=torch.float8_e4m3fn),
+}
 
 
 def counted(case: AttentionCase, monkeypatch: pytest.MonkeyPatch, arch: int = 80) -> tuple[PtxModule, LaunchResult]:
@@ -70,3 +78,29 @@ def test_every_row_tile_reads_the_keys_it_sees_once(monkeypatch: pytest.MonkeyPa
     useful = sum(tiles) + 256 * 4 * 128 * 2
     read = bytes_read(result)
     assert useful <= read <= 1.03 * useful, f"{read} bytes read, {useful} useful"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("d256", "d128 e4m3") else pytest.mark.full) for name in TILES]
+)
+def test_wide_and_widened_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No spills, reads of shared memory without bank conflicts, keys and values read once by every row tile."""
+    case = TILES[name]
+    module, result = counted(case, monkeypatch)
+    resources = performance_record.record(result.require_clean(), module.ptx, "sm_80").get("resources")
+    if resources:
+        assert resources["spill_stores"] == resources["spill_loads"] == 0
+        assert resources["registers"] <= 255
+    # A request takes up to four wavefronts of 128 bytes (ldmatrix does), more only by conflicts.
+    assert result.counters["shared_wavefronts"] <= 4 * result.counters["shared_requests"]
+    (q_len, *_), (kv_len, *_) = case.q_lens, case.kv_lens
+    tokens = 1 if q_len == 1 else (64 if case.value_dim > 128 else 128) * case.num_kv_heads // case.num_q_heads
+    ends = range(kv_len - q_len + tokens, kv_len + 1, tokens)
+    useful = len(case.q_lens) * kv_bytes(
+        (tokens,) * len(ends), ends, num_kv_heads=case.num_kv_heads, head_dim=case.head_dim,
+        head_dim_v=case.value_dim, element_size=case.cache_dtype.itemsize,
+    )  # fmt: skip
+    if case.cache_dtype == case.dtype:  # others are converted on their way
+        useful += sum(case.q_lens) * case.num_q_heads * case.head_dim * 2
+    read = result.counters["async_bytes_read"]
+    assert useful <= read <= 1.03 * useful, f"{read} bytes copied, {useful} useful"

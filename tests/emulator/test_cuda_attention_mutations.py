@@ -23,6 +23,8 @@ ATTEND = laws.operator("cuda")
 MIXED = AttentionCase("mutants", (70, 1, 1, 5, 1), (300, 530, 40, 0, 0), num_q_heads=4, num_kv_heads=1, num_splits=2)
 CASES = {
     "sm80": (80, MIXED),
+    # One block under way in decodes, two in prefills; with 64 columns three.
+    "sm80 wide": (80, MIXED.but(head_dim=256)),
     # Rings that are passed more than once, by boxes as well as by rows that threads copied, in turn.
     "sm90": (90, MIXED.but(head_dim=128, q_lens=(70, 3, 1, 1, 5, 3, 1), kv_lens=(700, 600, 900, 40, 0, 300, 300))),
     "sm90 odd pages": (90, MIXED.but(head_dim=128, page_size=5)),
