@@ -21,9 +21,10 @@ struct Config {
   // 8-bit caches are widened to fp16, which holds all their values exactly.
   static constexpr DType kCompute = kQuantised ? DType::kF16 : kType;
 
-  // Where V has a scale a token, weights carry it into the product, multiplied by about the largest value of the format
-  // so that fp16 holds them: a scale is a row's largest magnitude divided by that value.
-  static constexpr float kWeightUnit = kKvType == DType::kE5M2   ? 65536.0f
+  // Where V has a scale a token, weights carry it into the product. A scale is about a row's largest magnitude divided
+  // by the largest value of the format; multiplied by this it lies in the middle of what fp16 holds. For e5m2 less than
+  // its largest value, since caches that need no scale may have scales about 1.
+  static constexpr float kWeightUnit = kKvType == DType::kE5M2   ? 4096.0f
                                        : kKvType == DType::kE4M3 ? 512.0f
                                        : kKvType == DType::kI8   ? 128.0f
                                                                  : 1.0f;
