@@ -45,6 +45,11 @@ BYTES = [
     MIXED.but(name="e4m3 narrow values", kv_dtype=E4M3, scale_mode="token_head", head_dim=16, num_splits=2),
     MIXED.but(name="e4m3 head padded", kv_dtype=E4M3, scale_mode="head", head_dim=40, softcap=5.0, layout="lanes"),
 ]
+# Each row sees one key, whose weight carries a scale into an fp16 result.
+FEW_KEYS = AttentionCase(
+    "scales of few keys", (250,), (250,), window=(0, -1), head_dim=64, dtype=torch.float16, kv_dtype=E4M3,
+    scale_mode="token_head",
+)  # fmt: skip
 # Of tiles of other widths, and of the other caches.
 LARGE = [
     MIXED.but(name="d80 window cap", head_dim=80, window=(31, -1), softcap=9.0, layout="fused", page_size=24),
@@ -55,13 +60,14 @@ LARGE = [
     MIXED.but(name="d256 invariant", q_lens=(33, 1), kv_lens=(50, 2100), head_dim=256, invariant=True),
     MIXED.but(name="d160 in d256", head_dim=160, layout="lanes", q_layout="offset"),
     MIXED.but(name="e4m3 d128 token", kv_dtype=E4M3, scale_mode="token_head", head_dim=128, num_splits=2),
+    FEW_KEYS.but(name="d128 scales of few keys", head_dim=128),
     MIXED.but(name="e5m2 d128 head", kv_dtype=torch.float8_e5m2, scale_mode="head", head_dim=128, window=(31, -1)),
     MIXED.but(name="int8 d64 token", kv_dtype=torch.int8, scale_mode="token_head", layout="hnd", sinks=True),
     MIXED.but(name="int8 d96 tensor", kv_dtype=torch.int8, scale_mode="tensor", head_dim=88),
     MIXED.but(name="int8 d192x128 token", kv_dtype=torch.int8, scale_mode="token_head", head_dim=192, head_dim_v=128),
     MIXED.but(name="e5m2 d256 token", kv_dtype=torch.float8_e5m2, scale_mode="token_head", head_dim=256),
 ]
-CASES = [*PLAIN, *WIDE, *BYTES, *(pytest.param(case, marks=pytest.mark.full) for case in LARGE)]
+CASES = [*PLAIN, *WIDE, *BYTES, FEW_KEYS, *(pytest.param(case, marks=pytest.mark.full) for case in LARGE)]
 
 
 def check(case: AttentionCase) -> None:

@@ -49,10 +49,10 @@ def listed(cases: list[AttentionCase]) -> list[AttentionCase]:
 
 
 def unlisted(case: AttentionCase) -> bool:
-    """fp16 beside an 8-bit cache, but for e4m3 at up to 64 columns; narrow values beside wide keys."""
+    """fp16 beside an 8-bit cache, but for e4m3 at up to 128 columns; narrow values beside wide keys."""
     widest = max(case.head_dim, case.value_dim)
     quantised = case.cache_dtype != case.dtype
-    if case.dtype == torch.float16 and quantised and (widest > 64 or case.cache_dtype != torch.float8_e4m3fn):
+    if case.dtype == torch.float16 and quantised and (widest > 128 or case.cache_dtype != torch.float8_e4m3fn):
         return True
     return case.value_dim <= NARROW_VALUES < case.head_dim
 

@@ -103,7 +103,9 @@ struct RowTile {
   }
 
   // One step of the online softmax: scores become the weights of V, exp2(score * factor - max), times the scales of V's
-  // tokens; sums of older keys shrink.
+  // tokens; sums of older keys shrink. kSplitScaled: weights that carry a scale leave a `rest` as well, which the
+  // product with V must take.
+  template <bool kSplitScaled = false>
   __device__ void softmax_step(float factor, const float* query_scales, const float* value_scales) {
     float shrink[kRows];
 #pragma unroll
@@ -122,11 +124,17 @@ struct RowTile {
           if (value_scales) pair[i] *= value_scales[key_of(n, i)] * Config::kWeightUnit;
         }
         using Format = Multiply<Config::kCompute>;
-        const uint32_t rounded = Format::pack(pair[0], pair[1]);
+        // Lowered, so that no rest is negative: sums of both products keep an infinity of V.
+        const float lowered = kSplitScaled && value_scales ? 1.0f - 1.0f / 1024 : 1.0f;
+        const uint32_t rounded = Format::pack(pair[0] * lowered, pair[1] * lowered);
         weights[row / 2][n / 2][n % 2 * 2 + row % 2] = rounded;
         if constexpr (Config::kFineWeights) {
           const float2 kept = Format::unpack(rounded);
           rest[row / 2][n / 2][n % 2 * 2 + row % 2] = Format::pack(pair[0] - kept.x, pair[1] - kept.y);
+        } else if (kSplitScaled && value_scales) {
+          const float2 kept = Format::unpack(rounded);  // infinite with its scale: nothing is left
+          rest[row / 2][n / 2][n % 2 * 2 + row % 2] =
+              Format::pack(isfinite(kept.x) ? pair[0] - kept.x : 0.0f, isfinite(kept.y) ? pair[1] - kept.y : 0.0f);
         }
       }
       softmax.sum[row] += sum;

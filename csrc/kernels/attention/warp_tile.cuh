@@ -66,12 +66,13 @@ struct WarpTile : RowTile<Config, Geometry::kWarpRows, Geometry::kWarpKeys> {
     return kKeyTiles == 4 ? Reader::rows_of_chunk(keys, lane) : Reader::chunks_then_rows(keys, lane);
   }
 
-  // out += weights V.
-  template <class Values>
+  // out += weights V. kWithRest: of weights that softmax_step() split because of a scale.
+  template <bool kWithRest = false, class Values>
   __device__ void multiply_values(const Values& values) {
     float more[kM][kV][4] = {};  // of the rests of weights
     const auto multiply = [&](int m, int v, int k, uint32_t upper, uint32_t lower) {
       multiply_add<kCompute>(out[m][v], weights[m][k], upper, lower);
+      if constexpr (kWithRest && !Config::kFineWeights) multiply_add<kCompute>(out[m][v], rest[m][k], upper, lower);
       if constexpr (Config::kFineWeights) multiply_add<kCompute>(more[m][v], rest[m][k], upper, lower);
     };
 #pragma unroll

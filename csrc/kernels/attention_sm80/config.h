@@ -32,6 +32,10 @@ struct Config {
   // Few columns of V do not average away what rounding takes off the weights (see chunkattn/backends/cuda/select.py).
   static constexpr bool kFineWeights = kHeadDimV <= 32;
 
+  // A scale takes from the largest weight of a row that it is exact, which fp16 results show where few keys have most
+  // of the weight: what rounding takes off scaled weights goes into a second product there.
+  static constexpr bool kSplitScaled = kQuantised && kType == DType::kF16 && !kFineWeights;
+
   static constexpr int kElementBytes = size_of(kKvType);
   static constexpr int kQueryBytes = kHeadDim * 2;  // a row in shared memory
   static constexpr int kKeyBytes = kHeadDim * kElementBytes, kValueBytes = kHeadDimV * kElementBytes;

@@ -155,9 +155,13 @@ __device__ void attend(const KernelParams& p, const Task& task, int32_t kv_end, 
     if (!blocks.every.holds_all(first_key, Geometry::kWarpKeys))
       keep_hidden(tile, p, task, task.row_begin + warp_row, block, kv_end, factor, shared, ring.slot(),
                   ring.first_scale());
-    tile.softmax_step(factor, transforms ? nullptr : query_scales,
-                      has_value_scales ? token_scales + ring.first_scale() : nullptr);
-    tile.multiply_values(values.moved(ring.slot()));
+    tile.template softmax_step<Config::kSplitScaled>(factor, transforms ? nullptr : query_scales,
+                                                     has_value_scales ? token_scales + ring.first_scale() : nullptr);
+    if (Config::kSplitScaled && has_value_scales) {
+      tile.template multiply_values<true>(values.moved(ring.slot()));
+    } else {
+      tile.multiply_values(values.moved(ring.slot()));
+    }
   }
 
   // The last block has waited for all before it; without a block the queries are still under way.
