@@ -112,33 +112,20 @@ struct RowTile {
     for (int row = 0; row < kRows; ++row) {
       const float row_factor = factor_of(row, factor, query_scales);
       shrink[row] = raise(row, row_factor);
-      const float shift = finite_max(softmax.max[row]);
+      const float minus_max = minus_finite_max(softmax.max[row]);
       float sum = 0.0f;
 #pragma unroll
-      for (int n = 0; n < kN; ++n) {
-        float pair[2];
+      for (int n = 0; n < kN; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          pair[i] = ptx::exp2_approximate(fmaf(scores[row / 2][n][row % 2 * 2 + i], row_factor, -shift));
-          sum += pair[i];
-          if (value_scales) pair[i] *= value_scales[key_of(n, i)] * Config::kWeightUnit;
+          float& score = scores[row / 2][n][row % 2 * 2 + i];
+          score = ptx::exp2_approximate(fmaf(score, row_factor, minus_max));
+          sum += score;
         }
-        using Format = Multiply<Config::kCompute>;
-        // Lowered, so that no rest is negative: sums of both products keep an infinity of V.
-        const float lowered = kSplitScaled && value_scales ? 1.0f - 1.0f / 1024 : 1.0f;
-        const uint32_t rounded = Format::pack(pair[0] * lowered, pair[1] * lowered);
-        weights[row / 2][n / 2][n % 2 * 2 + row % 2] = rounded;
-        if constexpr (Config::kFineWeights) {
-          const float2 kept = Format::unpack(rounded);
-          rest[row / 2][n / 2][n % 2 * 2 + row % 2] = Format::pack(pair[0] - kept.x, pair[1] - kept.y);
-        } else if (kSplitScaled && value_scales) {
-          const float2 kept = Format::unpack(rounded);  // infinite with its scale: nothing is left
-          rest[row / 2][n / 2][n % 2 * 2 + row % 2] =
-              Format::pack(isfinite(kept.x) ? pair[0] - kept.x : 0.0f, isfinite(kept.y) ? pair[1] - kept.y : 0.0f);
-        }
-      }
       softmax.sum[row] += sum;
     }
+    if (value_scales) scale_weights(value_scales);  // one branch; a choice for each weight costs caches without scales
+    round_weights(value_scales);
     shrink_sums(shrink);
   }
 
@@ -151,6 +138,38 @@ struct RowTile {
   }
 
  protected:
+  __device__ void scale_weights(const float* value_scales) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float scale = value_scales[key_of(n, i)] * Config::kWeightUnit;
+#pragma unroll
+        for (int row = 0; row < kRows; ++row) scores[row / 2][n][row % 2 * 2 + i] *= scale;
+      }
+  }
+  __device__ void round_weights(bool scaled) {
+    using Format = Multiply<Config::kCompute>;
+    // Lowered, so that no rest is negative: sums of both products keep an infinity of V.
+    const float lowered = kSplitScaled && scaled ? 1.0f - 1.0f / 1024 : 1.0f;
+#pragma unroll
+    for (int row = 0; row < kRows; ++row)
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        const float (&score)[4] = scores[row / 2][n];
+        const float first = score[row % 2 * 2], second = score[row % 2 * 2 + 1];
+        const uint32_t rounded = Format::pack(first * lowered, second * lowered);
+        weights[row / 2][n / 2][n % 2 * 2 + row % 2] = rounded;
+        if constexpr (Config::kFineWeights) {
+          const float2 kept = Format::unpack(rounded);
+          rest[row / 2][n / 2][n % 2 * 2 + row % 2] = Format::pack(first - kept.x, second - kept.y);
+        } else if (kSplitScaled && scaled) {
+          const float2 kept = Format::unpack(rounded);  // infinite with its scale: nothing is left
+          rest[row / 2][n / 2][n % 2 * 2 + row % 2] =
+              Format::pack(isfinite(kept.x) ? first - kept.x : 0.0f, isfinite(kept.y) ? second - kept.y : 0.0f);
+        }
+      }
+  }
   // Of a row's scores; queries of 8-bit caches have scales of their own.
   __device__ float factor_of(int row, float factor, const float* query_scales) const {
     return Config::kQuantised && query_scales ? factor * query_scales[row_of(row)] : factor;

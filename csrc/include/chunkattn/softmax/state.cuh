@@ -12,6 +12,9 @@ namespace chunkattn {
 // What is subtracted from scores: 0 for a row that has seen no key yet, so that -inf stays -inf.
 __device__ inline float finite_max(float max) { return max == -INFINITY ? 0.0f : max; }
 
+// The same with the other sign, to be added.
+__device__ inline float minus_finite_max(float max) { return max == -INFINITY ? -0.0f : -max; }
+
 // Maximum and sum of weights of kRows rows. Four neighbouring lanes share a row: each has the row's maximum and its own
 // part of the sum.
 template <int kRows>
@@ -28,7 +31,7 @@ struct SoftmaxRows {
     block_max = fmaxf(block_max, __shfl_xor_sync(0xffffffff, block_max, 1));
     block_max = fmaxf(block_max, __shfl_xor_sync(0xffffffff, block_max, 2));
     const float top = fmaxf(max[row], block_max * factor);
-    const float shrink = ptx::exp2_approximate(max[row] - finite_max(top));
+    const float shrink = ptx::exp2_approximate(max[row] + minus_finite_max(top));
     max[row] = top;
     sum[row] *= shrink;
     return shrink;
