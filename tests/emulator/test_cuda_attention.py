@@ -99,6 +99,22 @@ def test_bitwise_laws(case: AttentionCase) -> None:
         laws.check_outputs_overwritten(ATTEND, build(case))
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        MIXED.but(q_lens=(40, 1), kv_lens=(150, 77), window=(50, -1), head_dim=40),
+        MIXED.but(q_lens=(1,), kv_lens=(77,), kv_dtype=E4M3, scale_mode="token_head", head_dim=40),
+    ],
+    ids=["window", "e4m3"],
+)
+def test_how_rows_are_copied_changes_no_bit(case: AttentionCase) -> None:
+    """Pages of 16 tokens are copied without looking rows up, those of 24 and of 1 row by row."""
+    with emulated(80):
+        first = ATTEND(build(case.but(page_size=16)))
+        for page_size in (24, 1):
+            laws.assert_same_state(ATTEND(build(case.but(page_size=page_size))), first, f"pages of {page_size}: ")
+
+
 @pytest.mark.parametrize("seeds", [range(1, 6), pytest.param(range(6, 60), marks=pytest.mark.full)])
 def test_the_schedule_changes_no_bit(seeds: range) -> None:
     """Whichever CTA takes an item, and whoever arrives last at a merge: the same bits."""

@@ -2,6 +2,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <cstdlib>
 #include <initializer_list>
 
 #include "kernels/alignment.h"
@@ -25,6 +26,17 @@ inline Access access_of(const PagedPool& pool) {
   return access_of(pool.data, size_of(pool.dtype), {pool.stride_page, pool.stride_slot, pool.stride_head});
 }
 
+// See PagedLoader: a power of two that divides the page size.
+inline int32_t neighbour_rows(const AttentionParams& p, Access key_access, Access value_access) {
+  constexpr int32_t kMost = 32;
+  if (key_access != Access::k16 || value_access != Access::k16) return 1;
+  for (const PagedPool* pool : {&p.k, &p.v})
+    if (std::abs(pool->stride_slot) >= (int64_t{1} << 31) / (kMost * size_of(pool->dtype))) return 1;
+  int32_t rows = kMost;
+  while (p.page_size % rows != 0) rows /= 2;
+  return rows;
+}
+
 inline KernelParams kernel_params(const AttentionParams& p, const PlannedStep& step, const WorkspaceLayout& layout) {
   KernelParams k;
   k.attention = p;
@@ -42,6 +54,7 @@ inline KernelParams kernel_params(const AttentionParams& p, const PlannedStep& s
   k.query_access = access_of(p.q, size_of(p.dtype), {p.q_stride_token, p.q_stride_head});
   k.key_access = access_of(p.k);
   k.value_access = access_of(p.v);
+  k.neighbour_rows = neighbour_rows(p, k.key_access, k.value_access);
   k.out_aligned = access_of(p.out, size_of(p.dtype), {p.out_stride_token, p.out_stride_head}) != Access::kElements;
   return k;
 }

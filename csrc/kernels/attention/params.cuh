@@ -18,7 +18,8 @@ struct KernelParams {
   int64_t carry_rows = 0;  // first partial row of two tiles a CTA; invariant mode only
   Divisor group, page_size;
   Access query_access = Access::kElements, key_access = Access::kElements, value_access = Access::kElements;
-  bool out_aligned = false;  // four elements of out at once
+  int32_t neighbour_rows = 1;  // of K and V, as PagedLoader takes them
+  bool out_aligned = false;    // four elements of out at once
 };
 
 }  // namespace chunkattn

@@ -128,10 +128,11 @@ __device__ void attend(const KernelParams& p, const Task& task, int32_t kv_end, 
 
   load_queries<Config, Geometry>(p, task, shared);
   using BlockRing = Ring<Config, Geometry>;
-  BlockRing ring(shared,
-                 typename BlockRing::Loader(p.attention, p.page_size, p.key_access, p.value_access, task.request,
-                                            task.kv_head, blocks.some.begin, blocks.some.end, blocks.first, warp, lane),
-                 blocks.end - blocks.first);
+  BlockRing ring(
+      shared,
+      typename BlockRing::Loader(p.attention, p.page_size, p.key_access, p.value_access, p.neighbour_rows, task.request,
+                                 task.kv_head, blocks.some.begin, blocks.some.end, blocks.first, warp, lane),
+      blocks.end - blocks.first);
   const ScoreMod mod(p.attention, task.kv_head);
   const float factor = mod.softmax_factor();
   const bool transforms = mod.transforms;

@@ -76,8 +76,8 @@ class Producer {
   // Block by block, first K then V. Blocks that are wholly seen come as boxes, where the pool allows it; at the edges,
   // where nothing outside may be read, warps copy rows.
   __device__ void load_keys(const Task& task, const typename Config::Blocks& blocks) {
-    Loader loader(p_.attention, p_.page_size, p_.key_access, p_.value_access, task.request, task.kv_head,
-                  blocks.some.begin, blocks.some.end, blocks.first, warp_, lane_);
+    Loader loader(p_.attention, p_.page_size, p_.key_access, p_.value_access, p_.neighbour_rows, task.request,
+                  task.kv_head, blocks.some.begin, blocks.some.end, blocks.first, warp_, lane_);
 #pragma unroll 1
     for (int32_t block = blocks.first; block < blocks.end; ++block, ++position_.count) {
       const bool whole = blocks.some.holds_all(block * Config::kBlock, Config::kBlock);

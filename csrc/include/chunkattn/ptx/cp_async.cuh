@@ -20,6 +20,31 @@ __device__ inline void cp_async(uint32_t target, const void* source, int valid) 
                  : "memory");
 }
 
+// Copies 16 bytes or, where `skips`, reads nothing and writes zeros.
+__device__ inline void cp_async_unless(bool skips, uint32_t target, const void* source) {
+  asm volatile(
+      "{\n"
+      ".reg .pred skips;\n"
+      "setp.ne.s32 skips, %2, 0;\n"
+      "cp.async.cg.shared.global [%0], [%1], 16, skips;\n"
+      "}" ::"r"(target),
+      "l"(source), "r"(static_cast<int32_t>(skips))
+      : "memory");
+}
+
+// Some threads copy 4 bytes or, where `skips`, read nothing and write zeros; without a branch.
+__device__ inline void cp_async_word_if(bool copies, bool skips, uint32_t target, const void* source) {
+  asm volatile(
+      "{\n"
+      ".reg .pred copies, skips;\n"
+      "setp.ne.s32 copies, %0, 0;\n"
+      "setp.ne.s32 skips, %1, 0;\n"
+      "@copies cp.async.ca.shared.global [%2], [%3], 4, skips;\n"
+      "}" ::"r"(static_cast<int32_t>(copies)),
+      "r"(static_cast<int32_t>(skips)), "r"(target), "l"(source)
+      : "memory");
+}
+
 __device__ inline void store_shared(uint32_t target, uint32_t word) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(target), "r"(word) : "memory");
 }
