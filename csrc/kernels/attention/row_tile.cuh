@@ -125,7 +125,7 @@ struct RowTile {
       softmax.sum[row] += sum;
     }
     if (value_scales) scale_weights(value_scales);  // one branch; a choice for each weight costs caches without scales
-    round_weights(value_scales);
+    round_weights<kSplitScaled>(value_scales);
     shrink_sums(shrink);
   }
 
@@ -148,6 +148,7 @@ struct RowTile {
         for (int row = 0; row < kRows; ++row) scores[row / 2][n][row % 2 * 2 + i] *= scale;
       }
   }
+  template <bool kSplitScaled>
   __device__ void round_weights(bool scaled) {
     using Format = Multiply<Config::kCompute>;
     // Lowered, so that no rest is negative: sums of both products keep an infinity of V.

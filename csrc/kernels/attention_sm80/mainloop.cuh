@@ -27,7 +27,7 @@ class Ring {
         scales_(ptx::shared_address(shared) + Geometry::kKeyScales),
         tiles_left_(2 * num_blocks) {
 #pragma unroll
-    for (int tile = 0; tile < kAhead; ++tile) load(tile % 2 == 0);
+    for (int tile = 0; tile < kAhead; ++tile) load(tile, tile % 2 == 0);
   }
 
   // Waits for the next tile and begins to load another one into the slot that was computed on before. Alternately K
@@ -39,8 +39,9 @@ class Ring {
     } else {
       __syncthreads();
     }
+    const int before = reading_;
     reading_ = reading_ + 1 == Geometry::kStages ? 0 : reading_ + 1;
-    load(kAhead % 2 == 0 ? is_keys : !is_keys);
+    load(before, kAhead % 2 == 0 ? is_keys : !is_keys);
   }
 
   // Of the tile that advance() waited for: bytes from the first slot, and its place among the scales.
@@ -48,9 +49,9 @@ class Ring {
   __device__ int first_scale() const { return reading_ * Geometry::kBlock; }
 
  private:
-  __device__ void load(bool is_keys) {
+  __device__ void load(int place, bool is_keys) {
     if (tiles_left_ > 0) {
-      const uint32_t slot = slots_ + writing_ * Geometry::kSlot, scales = scales_ + writing_ * Geometry::kBlock * 4;
+      const uint32_t slot = slots_ + place * Geometry::kSlot, scales = scales_ + place * Geometry::kBlock * 4;
       if (is_keys) {
         loader_.advance();
         loader_.copy_keys(slot, scales);
@@ -58,14 +59,13 @@ class Ring {
         loader_.copy_values(slot, scales);
       }
       --tiles_left_;
-      writing_ = writing_ + 1 == Geometry::kStages ? 0 : writing_ + 1;
     }
     ptx::cp_async_commit();  // an empty group keeps the count of groups right at the end
   }
 
   Loader loader_;
   const uint32_t slots_, scales_;
-  int tiles_left_, writing_ = 0, reading_ = Geometry::kStages - 1;
+  int tiles_left_, reading_ = Geometry::kStages - 1;
 };
 
 // Keeps NaN and infinities in V from rows of the tile that do not see their keys; each warp looks through a part of the
@@ -156,8 +156,10 @@ __device__ void attend(const KernelParams& p, const Task& task, int32_t kv_end, 
     if (!blocks.every.holds_all(first_key, Geometry::kWarpKeys))
       keep_hidden(tile, p, task, task.row_begin + warp_row, block, kv_end, factor, shared, ring.slot(),
                   ring.first_scale());
+    const float* value_scales = token_scales + ring.first_scale();
+    __builtin_assume(value_scales != nullptr);  // or the choice below is looked at by its address
     tile.template softmax_step<Config::kSplitScaled>(factor, transforms ? nullptr : query_scales,
-                                                     has_value_scales ? token_scales + ring.first_scale() : nullptr);
+                                                     has_value_scales ? value_scales : nullptr);
     if (Config::kSplitScaled && has_value_scales) {
       tile.template multiply_values<true>(values.moved(ring.slot()));
     } else {
