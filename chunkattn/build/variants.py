@@ -26,7 +26,7 @@ _CPP_DTYPES = {
     "e5m2": "kE5M2",
     "i8": "kI8",
 }
-_FIELDS = {"kernel", "arch", "head_dims", "dtype", "kv_dtype", "tile", "constants"}
+_FIELDS = {"kernel", "arch", "head_dims", "dtype", "kv_dtype", "lacks", "tile", "constants"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Variant:
         dtype, kv_dtype: "bf16", …; None where the kernel takes all. kv_dtype is never "same" here.
         tile: name of the tile shape, "" for the only one.
         constants: (name, value) pairs.
-        lacks: options of a problem (names of `AttentionSpec` fields) that the kernel refuses.
+        lacks: options of a problem (names of `AttentionSpec` fields) that it refuses.
     """
 
     kernel: str
@@ -146,5 +146,5 @@ def _expanded(entry: dict[str, Any], kernels: dict[str, Any]) -> Iterator[Varian
             dtype if kv_dtype == "same" else kv_dtype,
             entry.get("tile", ""),
             constants,
-            tuple(kernel.get("lacks", ())),
+            (*kernel.get("lacks", ()), *entry.get("lacks", ())),
         )

@@ -45,6 +45,16 @@ def test_mistakes_are_named(tmp_path, entry, message):
         read(tmp_path, f"[[variants]]\n{entry}\n")
 
 
+def test_an_entry_may_lack_more_than_its_kernel(tmp_path):
+    path = tmp_path / "variants.toml"
+    path.write_text(
+        '[kernels.one]\nsource = "one.cu"\nlacks = ["alibi"]\n'
+        '[[variants]]\nkernel = "one"\narch = ["80"]\nlacks = ["kv_scale"]\n'
+        '[[variants]]\nkernel = "one"\narch = ["90a"]\n'
+    )
+    assert [variant.lacks for variant in variants.read(path)] == [("alibi", "kv_scale"), ("alibi",)]
+
+
 def test_every_listed_source_is_there():
     root = sources.source_root()
     assert root is not None
