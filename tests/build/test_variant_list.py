@@ -102,6 +102,15 @@ def test_options_that_a_kernel_lacks_are_refused():
     assert select.lacking(variant, spec) == ["alibi", "kv_scale"]
 
 
+@pytest.mark.parametrize("head_dim", [40, 64, 72, 128])
+def test_byte_caches_are_served_by_the_newest_kernel(head_dim):
+    """With scales of every kind."""
+    for scale in ("none", "tensor", "head", "token"):
+        spec = AttentionSpec("cuda", torch.bfloat16, torch.float8_e4m3fn, 4, 2, head_dim, head_dim, 16, kv_scale=scale)
+        found, _ = select.candidates(spec, Gpu.of_arch(90, 4))
+        assert found[0].kernel == "attention_sm90"
+
+
 def test_head_dims_run_in_the_narrowest_tile_that_holds_them(monkeypatch):
     dims = [(128, 128), (64, 64), (192, 128)]
     listed = tuple(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from chunkattn.testing import AttentionCase, assert_state_close, build, laws
 from chunkattn.testing.inputs import AttentionInputs
@@ -28,6 +29,18 @@ CASES = {
     # Rings that are passed more than once, by boxes as well as by rows that threads copied, in turn.
     "sm90": (90, MIXED.but(head_dim=128, q_lens=(70, 3, 1, 1, 5, 3, 1), kv_lens=(700, 600, 900, 40, 0, 300, 300))),
     "sm90 odd pages": (90, MIXED.but(head_dim=128, page_size=5)),
+    # Tiles that threads widen, rings of bytes that are passed more than once, scales of tokens, short decodes
+    # one after the other.
+    "sm90 fp8": (
+        90,
+        MIXED.but(
+            head_dim=128,
+            q_lens=(70, 3, 1, 1, 5, 3, 1, 1, 1, 1),
+            kv_lens=(700, 600, 900, 40, 0, 300, 60, 50, 70, 30),
+            kv_dtype=torch.float8_e4m3fn,
+            scale_mode="token_head",
+        ),
+    ),
 }
 
 

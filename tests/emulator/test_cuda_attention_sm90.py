@@ -42,6 +42,29 @@ CASES = [
               num_kv_heads=1),
 ]  # fmt: skip
 
+# 8-bit caches are widened on their way into the same tiles.
+FP8 = LONG.but(kv_dtype=torch.float8_e4m3fn, scale_mode="token_head")
+FP8_MIXED = MIXED.but(kv_dtype=torch.float8_e4m3fn, scale_mode="token_head")
+FAST_FP8 = [
+    FP8.but(name="fp8"),
+    FP8_MIXED.but(name="fp8 d64", scale_mode="head", head_dim=64),
+]
+FP8_CASES = [
+    FP8_MIXED.but(name="fp8 mixed"),
+    FP8_MIXED.but(name="fp8 no scale", scale_mode="none"),
+    FP8.but(name="fp8 pages of 24", scale_mode="tensor", page_size=24),
+    FP8.but(name="fp8 odd pages", page_size=5, layout="hnd"),
+    FP8.but(name="fp8 padded rows", layout="lanes", q_layout="offset"),
+    FP8.but(name="fp8 window cap alibi", window=(200, -1), softcap=9.0, alibi="request", layout="fused"),
+    FP8.but(name="fp8 tree in a padded tile", tree=True, head_dim=72, head_dim_v=104, q_layout="offset"),
+    FP8.but(name="fp8 splits", num_splits=3, sinks=True, page_size=64, scale_mode="head"),
+    FP8.but(name="fp8 negative scale", softmax_scale=-0.2, scale_mode="tensor"),
+    FP8.but(name="fp8 d64 odd pages", head_dim=40, page_size=5, sinks=True, window=(300, -1)),
+    FP8_MIXED.but(name="fp8 invariant", q_lens=(33, 1, 5), kv_lens=(50, 2100, 40), invariant=True, num_q_heads=5,
+                  num_kv_heads=1),
+    FP8_MIXED.but(name="fp8 d64 invariant", q_lens=(33, 1, 5), kv_lens=(50, 2100, 40), invariant=True, head_dim=64),
+]  # fmt: skip
+
 
 def kernels(session: Session) -> set[str]:
     return {launch.kernel for launch in session.launches if "attention_kernel" in launch.kernel}
@@ -62,12 +85,47 @@ def test_against_the_oracle(case: AttentionCase, seed: int) -> None:
     check(case, seed)
 
 
+@pytest.mark.parametrize("case", FAST_FP8, ids=str)
+def test_widened_caches(case: AttentionCase) -> None:
+    check(case)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("case", FAST_FP8 + FP8_CASES, ids=str)
+def test_widened_caches_in_every_schedule(case: AttentionCase, seed: int) -> None:
+    check(case, seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("batch", [name for name in BATCHES if name != "no_tokens"])
+def test_widened_caches_in_every_batch(batch: str) -> None:
+    check(FP8_MIXED.but(name=batch, q_lens=BATCHES[batch][0], kv_lens=BATCHES[batch][1]))
+
+
+@pytest.mark.parametrize("factor", [2.0**100, pytest.param(2.0**-100, marks=pytest.mark.full)])
+def test_queries_of_any_magnitude(factor: float) -> None:
+    """bf16 queries that fp16 could not hold, beside others that it can: powers of two change no bit."""
+    inputs = build(AttentionCase("queries", (20, 1), (30, 200), head_dim=64, kv_dtype=torch.float8_e4m3fn))
+    with emulated(90):
+        plain = ATTEND(inputs)
+        inputs.q[:, ::2] *= factor
+        for heads, scale in ((slice(0, None, 2), 0.125 / factor), (slice(1, None, 2), 0.125)):
+            scaled = chunkattn.attention(*inputs.batch(), softmax_scale=scale, return_lse=True, backend="cuda")
+            for before, after in zip(plain, scaled, strict=True):
+                assert torch.equal(before[:, heads], after[:, heads])
+
+
 @pytest.mark.parametrize("batch", [name for name in BATCHES if name != "no_tokens"])
 def test_every_batch(batch: str) -> None:
     check(AttentionCase(batch, *BATCHES[batch], num_q_heads=4, num_kv_heads=2, head_dim=128))
 
 
-@pytest.mark.parametrize("case", [MIXED, CASES[7]], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [MIXED, CASES[7], *(pytest.param(case, marks=pytest.mark.full) for case in (FP8_MIXED, FP8_CASES[5]))],
+    ids=str,
+)
 def test_bitwise_laws(case: AttentionCase) -> None:
     case = case.but(padding=0)
     with emulated(90):
@@ -89,8 +147,9 @@ def test_the_schedule_changes_no_bit(seeds: range) -> None:
 
 
 @pytest.mark.parametrize("fill", [0x00, 0x4B, 0xFF])
-def test_old_shared_memory_does_not_matter(fill: int) -> None:
-    inputs = build(MIXED)
+@pytest.mark.parametrize("case", [MIXED, pytest.param(FP8_MIXED.but(name="fp8"), marks=pytest.mark.full)], ids=str)
+def test_old_shared_memory_does_not_matter(fill: int, case: AttentionCase) -> None:
+    inputs = build(case)
     with emulated(90):
         first = ATTEND(inputs)
     with emulated(90, Options(shared_fill=fill, register_fill=fill)):

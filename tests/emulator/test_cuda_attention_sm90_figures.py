@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from chunkattn.build import builder
 from chunkattn.testing import AttentionCase, kv_bytes
@@ -21,10 +22,19 @@ cuda_backend.skip_unless_available(cutlass=True)
 
 # Keys end where pages and blocks do not.
 UNEVEN_DECODE = DECODE.but(kv_lens=(1000,) * 4)
+# Bytes that are widened on their way, with a scale a token and head.
+FP8_PREFILL, FP8_DECODE = (
+    case.but(name=f"{case.name}-e4m3", kv_dtype=torch.float8_e4m3fn, scale_mode="token_head")
+    for case in (PREFILL, UNEVEN_DECODE)
+)
 REGISTERS = 168  # of a thread at the launch: 65,536 shared by 384
 
 
-@pytest.mark.parametrize("case", [PREFILL, DECODE], ids=["prefill-d128", "decode-d128"])
+@pytest.mark.parametrize(
+    "case",
+    [PREFILL, DECODE, FP8_PREFILL, pytest.param(FP8_DECODE, marks=pytest.mark.full)],
+    ids=["prefill-d128", "decode-d128", "prefill-e4m3-d128", "decode-e4m3-d128"],
+)
 def test_against_the_baseline(case: AttentionCase, monkeypatch: pytest.MonkeyPatch) -> None:
     module, result = counted(case, monkeypatch, 90)
     assert "sm90" in result.kernel
@@ -79,3 +89,23 @@ def test_weights_are_computed_beside_the_products(head_dim: int, dtype: str) -> 
     assert len([place for place in exponentials if scores < place < values]) >= 64 + 2  # of 16 x 128 scores by 32 lanes
     assert all(scores < place < values for place in exponentials), "weights are computed beside no product"
     assert not places(r"\b(LDL|STL)\b")
+
+
+def test_decode_reads_bytes_and_their_scales_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, result = counted(FP8_DECODE, monkeypatch, 90)
+    keys = kv_bytes((1,) * 4, (1000,) * 4, num_kv_heads=2, head_dim=128, element_size=1, scale_bytes=8)
+    useful = keys + 4 * 8 * 128 * 2
+    read = bytes_read(result)
+    assert useful <= read <= 1.05 * useful, f"{read} bytes read, {useful} useful"
+
+
+@pytest.mark.full
+def test_every_row_tile_reads_bytes_and_their_scales_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, result = counted(FP8_PREFILL, monkeypatch, 90)
+    tiles = [
+        kv_bytes((32,), (768 + 32 * (tile + 1),), num_kv_heads=1, head_dim=128, element_size=1, scale_bytes=8)
+        for tile in range(8)
+    ]
+    useful = sum(tiles) + 256 * 4 * 128 * 2
+    read = bytes_read(result)
+    assert useful <= read <= 1.03 * useful, f"{read} bytes read, {useful} useful"

@@ -69,7 +69,7 @@ struct RowTile {
       const PackedRow packed(task, p.group, first_row + row_of(row));
       const bool inside = first_row + row_of(row) < task.row_end;
       const float slope = mod.has_slopes && inside ? alibi_slope(p.attention, task.request, packed.q_head) : 0.0f;
-      const float query_scale = Config::kQuantised ? query_scales[row_of(row)] : 1.0f;
+      const float query_scale = Config::kScaledQueries ? query_scales[row_of(row)] : 1.0f;
       const int32_t position = packed.position(task);
 #pragma unroll
       for (int n = 0; n < kN; ++n)
@@ -171,9 +171,9 @@ struct RowTile {
         }
       }
   }
-  // Of a row's scores; queries of 8-bit caches have scales of their own.
+  // Of a row's scores; queries that were divided by powers of two have scales of their own.
   __device__ float factor_of(int row, float factor, const float* query_scales) const {
-    return Config::kQuantised && query_scales ? factor * query_scales[row_of(row)] : factor;
+    return Config::kScaledQueries && query_scales ? factor * query_scales[row_of(row)] : factor;
   }
   __device__ float raise(int row, float factor) {
     float top = -INFINITY;

@@ -1,6 +1,7 @@
 // Tiles of the attention kernel for mma.sync, by head dims and dtypes.
 #pragma once
 #include "chunkattn/core/params.h"
+#include "chunkattn/kv/widen.cuh"
 
 namespace chunkattn::sm80 {
 
@@ -21,13 +22,8 @@ struct Config {
   // 8-bit caches are widened to fp16, which holds all their values exactly.
   static constexpr DType kCompute = kQuantised ? DType::kF16 : kType;
 
-  // Where V has a scale a token, weights carry it into the product. A scale is about a row's largest magnitude divided
-  // by the largest value of the format; multiplied by this it lies in the middle of what fp16 holds. For e5m2 less than
-  // its largest value, since caches that need no scale may have scales about 1.
-  static constexpr float kWeightUnit = kKvType == DType::kE5M2   ? 4096.0f
-                                       : kKvType == DType::kE4M3 ? 512.0f
-                                       : kKvType == DType::kI8   ? 128.0f
-                                                                 : 1.0f;
+  static constexpr bool kScaledQueries = kQuantised;
+  static constexpr float kWeightUnit = weight_unit(kKvType);
 
   // Few columns of V do not average away what rounding takes off the weights (see chunkattn/backends/cuda/select.py).
   static constexpr bool kFineWeights = kHeadDimV <= 32;

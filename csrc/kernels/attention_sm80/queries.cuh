@@ -5,21 +5,10 @@
 #include "chunkattn/kv/widen.cuh"
 #include "chunkattn/seq/task.cuh"
 #include "kernels/attention/params.cuh"
+#include "kernels/attention/query_unit.cuh"
 #include "kernels/attention_sm80/config.h"
 
 namespace chunkattn::sm80 {
-
-// Largest magnitude of a row as a power of two, and its inverse: queries divided by it fit fp16 whatever they were.
-struct PowerOfTwo {
-  float value = 1.0f, inverse = 1.0f;
-
-  __device__ explicit PowerOfTwo(float largest) {
-    const uint32_t exponent = __float_as_uint(largest) >> 23 & 0xff;
-    if (exponent == 0 || exponent >= 253) return;  // zeros, infinities, NaN: as they are
-    value = __uint_as_float(exponent << 23);
-    inverse = __uint_as_float((254 - exponent) << 23);
-  }
-};
 
 // For 8-bit caches: queries as fp16 in even_odd_column() order, one warp a row. bf16 rows are divided by a power of two
 // that goes to `scales`.

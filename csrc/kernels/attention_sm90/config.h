@@ -1,6 +1,7 @@
 // Tiles of the attention kernel for wgmma and tensor copies, by head dims and dtypes.
 #pragma once
 #include "chunkattn/core/params.h"
+#include "chunkattn/kv/widen.cuh"
 #include "chunkattn/mma/shared_tile.cuh"
 #include "kernels/attention/key_blocks.cuh"
 #include "kernels/attention/queue.cuh"
@@ -16,14 +17,18 @@ static_assert(kProducers * kProducerRegisters + kConsumers * kConsumerRegisters 
               "nobody waits for registers that nobody gives back");
 constexpr int kSharedPerCta = 227 * 1024;
 
-// kType: q, out and the cache. Head dims are those of the tile; smaller ones run in it, padded with zeros.
-template <DType kType_, DType kKvType_, int kHeadDim_, int kHeadDimV_>
+// kType: q and out; kCacheType: the cache. Head dims are those of the tile; smaller ones run in it, padded with zeros.
+template <DType kType_, DType kCacheType_, int kHeadDim_, int kHeadDimV_>
 struct Config {
-  static constexpr DType kType = kType_, kKvType = kKvType_, kCompute = kType;
-  static_assert(kType == kKvType && size_of(kType) == 2, "the cache holds what the tensor cores multiply");
+  static constexpr DType kType = kType_, kCacheType = kCacheType_;
+  // 8-bit caches are widened on their way to fp16, which holds all their values exactly: consumers never see bytes.
+  static constexpr bool kWidens = size_of(kCacheType) == 1;
+  static constexpr DType kKvType = kWidens ? DType::kF16 : kCacheType, kCompute = kKvType;  // of tiles
+  static_assert(size_of(kType) == 2 && (kWidens || kType == kCacheType), "tiles hold what the tensor cores multiply");
   static constexpr bool kQuantised = false, kFineWeights = false;
   static constexpr int kElementBytes = 2;
-  static constexpr float kWeightUnit = 1.0f;  // V has no scales
+  static constexpr bool kScaledQueries = kWidens;  // by powers of two, so that fp16 holds them
+  static constexpr float kWeightUnit = weight_unit(kCacheType);
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static_assert(kHeadDim % 64 == 0 && kHeadDimV % 64 == 0, "tiles consist of columns of 128 bytes");
 
@@ -35,16 +40,30 @@ struct Config {
   using ValueTile = ColumnTile<kBlock, kHeadDimV * 2>;
   using Blocks = KeyBlocks<kBlock>;
 
-  // Decodes leave a state a warp in shared memory; permuted so that neither side meets a bank conflict.
-  static constexpr int kStagedRows = kConsumerWarps * kDecodeRows;
-  CHUNKATTN_HOST_DEVICE static constexpr int staged(int row, int column) {
-    return row * kHeadDimV + (column ^ row % 4 * 8);
-  }
+  // Bytes on their way: tiles of a ring, of which all but the one that is widened are under way.
+  using KeyBytes = SharedTile<kHeadDim>;
+  using ValueBytes = SharedTile<kHeadDimV>;
+  static constexpr int kByteTile = kBlock * (kHeadDim > kHeadDimV ? kHeadDim : kHeadDimV);
+  static constexpr int kByteTiles = kWidens ? 48 * 1024 / kByteTile : 0;
+  static constexpr int kRingBytes = kByteTiles * (kByteTile + kBlock * 4);  // scales included
 
-  static constexpr int kFixedBytes = QueryTile::kBytes + kStagedRows * (kHeadDimV + 2) * 4 + 1024;
-  static constexpr int kFitting = (kSharedPerCta - kFixedBytes) / (KeyTile::kBytes + ValueTile::kBytes);
+  static constexpr int kStagedRows = kConsumerWarps * kDecodeRows;
+  static constexpr int kStageBytes = KeyTile::kBytes + ValueTile::kBytes + (kWidens ? 2 * kBlock * 4 : 0);
+  static constexpr int kFixedBytes = QueryTile::kBytes + kStagedRows * ((kWidens ? 0 : kHeadDimV) + 2) * 4 +
+                                     kRingBytes + (kWidens ? kRows * 4 : 0) + 1024;
+  static constexpr int kFitting = (kSharedPerCta - kFixedBytes) / kStageBytes;
   static constexpr int kStages = kFitting < 4 ? kFitting : 4;  // K and V blocks in shared memory, each
   static_assert(kStages >= 2, "the next block must load while one is computed on");
+
+  // Decodes leave a state a warp in shared memory; permuted so that neither side meets a bank conflict. Beside a ring
+  // of bytes there is no room for it but where the warp's own keys of the last block were: a column of 128 bytes of K's
+  // tile after the other, then those of V's.
+  static_assert(!kWidens || kHeadDim == kHeadDimV, "K and V have the same distance in all stages, and hold the state");
+  CHUNKATTN_HOST_DEVICE static constexpr int staged(int row, int column) {
+    if (!kWidens) return row * kHeadDimV + (column ^ row % 4 * 8);
+    const int part = column / 32, between = part < KeyTile::kColumns ? 0 : (kStages - 1) * KeyTile::kBytes / 4;
+    return between + part * (KeyTile::kColumnBytes / 4) + row * 32 + (column % 32 ^ row % 4 * 8);
+  }
 };
 
 // What the decode tile is to WarpTile: all rows, and a warp's keys of a block.

@@ -72,13 +72,13 @@ class Consumer {
       wait_full(shared_.of_keys[position_.place()], position_.parity());
       ptx::fence_async_proxy();  // warps copied queries, and at the edges of the keys rows
       tile.multiply_keys(queries, ptx::shared_address(shared_.keys[position_.place()]));
-      release(shared_.of_keys[position_.place()], lane());
-      if (transforms) transform(task, block, tile);
+      release_then_transform(task, block, transforms, tile);
       if (!blocks.every.holds_all(first_key, Config::kBlock)) {
         tile.hide(visible_keys(p_, task), p_, task, first_row, first_key);
-        if (blocks.rows_differ(first_key, Config::kBlock)) keep_hidden(task, tile, first_row, first_key, factor);
+        if (blocks.rows_differ(first_key, Config::kBlock))
+          keep_hidden(task, tile, first_row, first_key, factor, transforms ? nullptr : query_scales(warp() * 16));
       }
-      tile.take_weights(tile.weigh(factor));
+      tile.take_weights(tile.weigh(factor, transforms ? nullptr : query_scales(warp() * 16), value_scales(0)));
 
       wait_full(shared_.of_values[position_.place()], position_.parity());
       const int32_t whole_end = blocks.whole_end(block + 1);
@@ -104,28 +104,31 @@ class Consumer {
     tile.begin_both(queries, ptx::shared_address(shared_.keys[stage]), ptx::shared_address(shared_.values[last]));
     give_turn();
     tile.finish_keys();
-    release(shared_.of_keys[stage], lane());
-    if (transforms) transform(task, block, tile);
-    const auto shrink = tile.weigh(factor);
+    release_then_transform(task, block, transforms, tile);
+    const auto shrink = tile.weigh(factor, transforms ? nullptr : query_scales(warp() * 16), value_scales(0));
     wait_full(shared_.of_values[stage], position_.parity());
     tile.finish_values();
     release(shared_.of_values[last], lane());
     tile.take_weights(shrink);
   }
 
-  __device__ void transform(const Task& task, int32_t block, GroupTile<Config>& tile) {
-    tile.transform(ScoreMod(p_.attention, task.kv_head), p_, task, task.row_begin + warp() * 16, block * Config::kBlock,
-                   nullptr, nullptr);
+  // Where keys have scales, these are read before their stage is released.
+  __device__ void release_then_transform(const Task& task, int32_t block, bool transforms, GroupTile<Config>& tile) {
+    if constexpr (!Config::kWidens) release(shared_.of_keys[position_.place()], lane());
+    if (transforms)
+      tile.transform(ScoreMod(p_.attention, task.kv_head), p_, task, task.row_begin + warp() * 16,
+                     block * Config::kBlock, key_scales(0), query_scales(warp() * 16));
+    if constexpr (Config::kWidens) release(shared_.of_keys[position_.place()], lane());
   }
 
   // Keeps NaN and infinities in V from rows that do not see their keys; each warp looks through a part of the block.
   __device__ void keep_hidden(const Task& task, GroupTile<Config>& tile, int32_t first_row, int32_t first_key,
-                              float factor) {
+                              float factor, const float* query_scales) {
     const int stage = position_.place(), mine = warp() * kWarpKeys;
     wait_full(shared_.of_values[stage], position_.parity());
-    Hidden hidden(shared_.values[stage], nullptr);
+    Hidden hidden(shared_.values[stage], value_scales(0));
     if (!ptx::barrier_or(1, kConsumers, hidden.template found<kWarpKeys>(mine, lane()))) return;
-    tile.raise_maxima(factor, nullptr);
+    tile.raise_maxima(factor, query_scales);
     hidden.give(tile, p_, task, first_row, first_key, 0, Config::kBlock);
     synchronise();
     hidden.template clear<kWarpKeys>(mine, lane());
@@ -134,12 +137,13 @@ class Consumer {
 
   // The same where a warp has keys of its own, which nobody else reads.
   template <class Tile>
-  __device__ void keep_own_hidden(const Task& task, Tile& tile, int32_t first_key, float factor) {
+  __device__ void keep_own_hidden(const Task& task, Tile& tile, int32_t first_key, float factor,
+                                  const float* query_scales) {
     const int stage = position_.place(), mine = warp() * kWarpKeys;
     wait_full(shared_.of_values[stage], position_.parity());
-    Hidden hidden(shared_.values[stage], nullptr);
+    Hidden hidden(shared_.values[stage], value_scales(0));
     if (!hidden.template found<kWarpKeys>(mine, lane())) return;
-    tile.raise_maxima(factor, nullptr);
+    tile.raise_maxima(factor, query_scales);
     hidden.give(tile, p_, task, task.row_begin, first_key - mine, mine, kWarpKeys);
     __syncwarp();
     hidden.template clear<kWarpKeys>(mine, lane());
@@ -155,7 +159,7 @@ class Consumer {
       const FinishedSegment<Config, Config::kRows> finished(p_, task, inside ? begin : task.kv_begin, inside ? at : 0,
                                                             tile.softmax.max[row], tile.softmax.total(row));
       tile.for_each_part(row, [&](int column, float4 values) {
-        if (inside && column < p_.attention.head_dim_v) finished.store(p_, column, values);
+        if (inside && column < static_cast<int>(p_.attention.head_dim_v)) finished.store(p_, column, values);
       });
     }
   }
@@ -182,34 +186,53 @@ class Consumer {
 
       wait_full(shared_.of_keys[stage], position_.parity());
       tile.multiply_keys(queries.moved(0), keys.moved(stage * Config::KeyTile::kBytes));
-      release(shared_.of_keys[stage], lane());
+      if constexpr (!Config::kWidens) release(shared_.of_keys[stage], lane());
       if (transforms)
-        tile.transform(ScoreMod(p_.attention, task.kv_head), p_, task, task.row_begin, first_key, nullptr, nullptr);
+        tile.transform(ScoreMod(p_.attention, task.kv_head), p_, task, task.row_begin, first_key,
+                       key_scales(warp() * kWarpKeys), query_scales(0));
+      const bool kept = Config::kWidens && block + 1 == blocks.end;  // for the warp's state
+      if (Config::kWidens && !kept) release(shared_.of_keys[stage], lane());
       if (!blocks.every.holds_all(first_key, kWarpKeys)) {
         tile.hide(visible_keys(p_, task), p_, task, task.row_begin, first_key);
-        if (blocks.rows_differ(first_key, kWarpKeys)) keep_own_hidden(task, tile, first_key, factor);
+        if (blocks.rows_differ(first_key, kWarpKeys))
+          keep_own_hidden(task, tile, first_key, factor, transforms ? nullptr : query_scales(0));
       }
-      tile.softmax_step(factor, nullptr, nullptr);
+      tile.softmax_step(factor, transforms ? nullptr : query_scales(0), value_scales(warp() * kWarpKeys));
 
       wait_full(shared_.of_values[stage], position_.parity());
       tile.multiply_values(values.moved(stage * Config::ValueTile::kBytes));
-      release(shared_.of_values[stage], lane());
+      if (!kept) release(shared_.of_values[stage], lane());
     }
     release(shared_.of_queries, lane());
-    tile.stage(shared_.staged, shared_.staged_max, shared_.staged_sum, warp() * Config::kDecodeRows);
+    if constexpr (Config::kWidens) {
+      const int stage = (position_.count + Config::kStages - 1) % Config::kStages;
+      const bool any = blocks.end > blocks.first;  // without a block there is no place for a state, and no state
+      join_states(task, tile, reinterpret_cast<float*>(shared_.keys[stage]), any);
+      if (!any) return;
+      release(shared_.of_keys[stage], lane());
+      release(shared_.of_values[stage], lane());
+    } else {
+      join_states(task, tile, shared_.bytes.staged, true);
+    }
+  }
+
+  template <class Tile>
+  __device__ void join_states(const Task& task, Tile& tile, float* staged, bool any) {
+    if (any) tile.stage(staged, shared_.staged_max, shared_.staged_sum, warp() * Config::kDecodeRows);
     synchronise();
-    join_warps(task);
+    join_warps(task, staged, any ? kConsumerWarps : 0);
     synchronise();  // all have read what was staged
   }
 
-  __device__ void join_warps(const Task& task) {
+  // num_warps: 0 where there is no state.
+  __device__ void join_warps(const Task& task, const float* staged, int num_warps) {
     for_each_part<kConsumers>(p_, task, thread(), [&](int row, int column) {
       RowPart part;
-#pragma unroll
-      for (int warp = 0; warp < kConsumerWarps; ++warp) {
+#pragma unroll Config::kWidens ? 1 : kConsumerWarps
+      for (int warp = 0; warp < num_warps; ++warp) {
         const int at = warp * Config::kDecodeRows + row;
         part.join(shared_.staged_max[at], shared_.staged_sum[at],
-                  *reinterpret_cast<const float4*>(shared_.staged + Config::staged(at, column)));
+                  *reinterpret_cast<const float4*>(staged + Config::staged(at, column)));
       }
       FinishedSegment<Config, Config::kRows>(p_, task, task.kv_begin, row, part.max, part.sum)
           .store(p_, column, part.values);
@@ -222,6 +245,25 @@ class Consumer {
     if (thread() == 0) shared_.arrivals = ptx::add_acquire_release(p_.arrivals + task.arrival, 1);
     synchronise();
     if (shared_.arrivals + 1 == task.num_splits) merge_splits<Config, kConsumers>(p_, task, thread());
+  }
+
+  // Scales beside the tiles of 8-bit caches, from a row or a key of the block on; nullptr where there are none.
+  __device__ const float* query_scales(int first) const {
+    if constexpr (Config::kWidens) return shared_.bytes.query_scales + first;
+    return nullptr;
+  }
+  __device__ const float* key_scales(int first) const {
+    if constexpr (Config::kWidens) return shared_.bytes.key_scales[position_.place()] + first;
+    return nullptr;
+  }
+  // Those of V come with it, which is waited for.
+  __device__ float* value_scales(int first) const {
+    if constexpr (Config::kWidens) {
+      if (p_.attention.v.scale.mode != ScaleMode::kPerTokenHead) return nullptr;
+      wait_full(shared_.of_values[position_.place()], position_.parity());
+      return shared_.bytes.value_scales[position_.place()] + first;
+    }
+    return nullptr;
   }
 
   // Asked for anew wherever they are used: held through the kernel they cost registers.

@@ -11,8 +11,8 @@ namespace chunkattn::sm90 {
 template <class Config>
 struct GroupTile : RowTile<Config, 16, Config::kBlock> {
   using Rows = RowTile<Config, 16, Config::kBlock>;
-  using Rows::kN, Rows::kV, Rows::lane, Rows::out, Rows::raise, Rows::scores, Rows::shrink_all, Rows::softmax,
-      Rows::weights;
+  using Rows::factor_of, Rows::kN, Rows::kV, Rows::lane, Rows::out, Rows::raise, Rows::scores, Rows::shrink_all,
+      Rows::softmax, Rows::weights;
   using QueryTile = typename Config::QueryTile;
   using KeyTile = typename Config::KeyTile;
   using ValueTile = typename Config::ValueTile;
@@ -63,11 +63,12 @@ struct GroupTile : RowTile<Config, 16, Config::kBlock> {
     float of_row[2];
     bool any;
   };
-  __device__ Shrink weigh(float factor) {
+  __device__ Shrink weigh(float factor, const float* query_scales, const float* value_scales) {
     Shrink shrink;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      shrink.of_row[row] = raise(row, factor);
+      const float row_factor = factor_of(row, factor, query_scales);
+      shrink.of_row[row] = raise(row, row_factor);
       const float shift = finite_max(softmax.max[row]);
       float sum = 0.0f;
 #pragma unroll
@@ -75,11 +76,12 @@ struct GroupTile : RowTile<Config, 16, Config::kBlock> {
 #pragma unroll
         for (int i = row * 2; i < row * 2 + 2; ++i) {
           float& weight = scores[0][n][i];
-          weight = ptx::exp2_approximate(fmaf(weight, factor, -shift));
+          weight = ptx::exp2_approximate(fmaf(weight, row_factor, -shift));
           sum += weight;
         }
       softmax.sum[row] += sum;
     }
+    if (value_scales) Rows::scale_weights(value_scales);
     // Asking for the sums as well keeps ptxas from putting off weights until they are rounded.
     const bool moved = shrink.of_row[0] != 1.0f || shrink.of_row[1] != 1.0f;
     shrink.any = __any_sync(0xffffffff, moved || !(softmax.sum[0] + softmax.sum[1] >= 0.0f));

@@ -24,5 +24,5 @@ CHUNKATTN_EXPORT int32_t chunkattn_attention_sm90(const chunkattn::AttentionPara
   // One CTA does the work of all the planner's workers of an SM.
   const int64_t ctas = ceil_div(step->spec.num_workers, CHUNKATTN_CTAS_PER_SM);
   return launch_attention(attention_kernel<Variant>, {ctas, kThreads, kBytes}, *p, *step, *context,
-                          tensor_maps(*p, Variant::kBlock));
+                          Variant::kWidens ? TensorMaps{} : tensor_maps(*p, Variant::kBlock));
 }

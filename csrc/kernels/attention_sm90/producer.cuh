@@ -1,6 +1,9 @@
 // The warps that take items and bring their tiles into shared memory.
 #pragma once
 #include "chunkattn/kv/paged_rows.cuh"
+#include "chunkattn/mma/multiply.cuh"
+#include "kernels/attention/query_unit.cuh"
+#include "kernels/attention_sm90/byte_ring.cuh"
 #include "kernels/attention_sm90/shared.cuh"
 #include "kernels/attention_sm90/tensor_maps.h"
 
@@ -39,12 +42,19 @@ class Producer {
 
  private:
   __device__ void load_item(const Task& task, uint32_t number) {
-    load_queries(task, number);
+    if constexpr (!Config::kWidens) load_queries(task, number);
     int32_t begin = task.kv_begin;
 #pragma unroll 1
     while (true) {
       const int32_t end = segment_end(p_, task, begin);
-      load_keys(task, typename Config::Blocks(p_, task, begin, end));
+      const typename Config::Blocks blocks(p_, task, begin, end);
+      if constexpr (Config::kWidens) {
+        ByteRing<Config> ring(p_, shared_, task, blocks, warp_, lane_);
+        if (begin == task.kv_begin) load_queries(task, number);  // the first keys are under way meanwhile
+        widen_keys(ring, blocks);
+      } else {
+        load_keys(task, blocks);
+      }
       if (end >= task.kv_end) return;
       begin = end;
     }
@@ -57,7 +67,7 @@ class Producer {
     } else {
       copy_queries<Config::kRows>(task);
     }
-    finish_copies(shared_.of_queries, p_.query_access);
+    if constexpr (!Config::kWidens) finish_copies(shared_.of_queries, p_.query_access);
   }
 
   // Rows past the task's end become zeros.
@@ -71,6 +81,68 @@ class Producer {
     copy_rows<kRows, typename Config::QueryTile, 2>(
         ptx::shared_address(shared_.queries), warp_ * kRows, static_cast<const char*>(a.q),
         row < task.row_end ? offset * 2 : kNoRow, static_cast<int>(a.head_dim) * 2, p_.query_access, lane_);
+    if constexpr (Config::kWidens) narrow_queries<kRows>();
+  }
+
+  // bf16 rows become fp16, divided by a power of two each, in place; every lane has the chunks that it copied.
+  template <int kRows>
+  __device__ void narrow_queries() {
+    using Tile = typename Config::QueryTile;
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    constexpr int kStep = 32 / Tile::kChunks, kBatch = kRows > kStep ? 2 : 1;  // rows, and copies
+    const int chunk = lane_ % Tile::kChunks;
+#pragma unroll 1
+    for (int row = warp_ * kRows + lane_ / Tile::kChunks; row < (warp_ + 1) * kRows; row += kBatch * kStep) {
+      uint32_t at[kBatch];
+      uint4 words[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        at[i] = ptx::shared_address(shared_.queries) + Tile::offset(row + i * kStep, chunk);
+        words[i] = ptx::load_shared(at[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const float unit = narrow_row(at[i], words[i]);
+        if (chunk == 0) shared_.bytes.query_scales[row + i * kStep] = unit;
+      }
+    }
+    ptx::mbarrier_arrive(ptx::shared_address(&shared_.of_queries.full));
+  }
+
+  // Stores a chunk of a row, the other chunks of which neighbouring lanes have; returns what it was divided by.
+  __device__ static float narrow_row(uint32_t target, uint4 words) {
+    using Wide = Multiply<Config::kType>;
+    const float2 x[4] = {Wide::unpack(words.x), Wide::unpack(words.y), Wide::unpack(words.z), Wide::unpack(words.w)};
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fmaxf(fabsf(x[i].x), fabsf(x[i].y)));
+#pragma unroll
+    for (int other = Config::QueryTile::kChunks / 2; other > 0; other /= 2)
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, other));
+    const PowerOfTwo unit(largest);
+    const auto narrow = [&](float2 pair) {
+      return Multiply<Config::kCompute>::pack(pair.x * unit.inverse, pair.y * unit.inverse);
+    };
+    ptx::store_shared(target, make_uint4(narrow(x[0]), narrow(x[1]), narrow(x[2]), narrow(x[3])));
+    return unit.value;
+  }
+
+  // 8-bit K and V, block by block.
+  __device__ void widen_keys(ByteRing<Config>& ring, const typename Config::Blocks& blocks) {
+#pragma unroll 1
+    for (int32_t block = blocks.first; block < blocks.end; ++block, ++position_.count) {
+      const int stage = position_.place();
+      const Handover &keys = shared_.of_keys[stage], &values = shared_.of_values[stage];
+      ring.wait();
+      wait_empty(keys, position_.parity());
+      ring.widen_keys(stage);
+      ptx::mbarrier_arrive(ptx::shared_address(&keys.full));
+      ring.wait();
+      wait_empty(values, position_.parity());
+      ring.widen_values(stage);
+      ptx::mbarrier_arrive(ptx::shared_address(&values.full));
+    }
   }
 
   // Block by block, first K then V. Blocks that are wholly seen come as boxes, where the pool allows it; at the edges,

@@ -22,6 +22,20 @@ struct Handover {
   }
 };
 
+// What 8-bit caches need: tiles on their way, and scales of what is in the tiles of queries, K and V. Others have room
+// for the states that decodes leave.
+template <class Config, bool kWidens = Config::kWidens>
+struct ByteMemory {
+  alignas(128) char tiles[Config::kByteTiles][Config::kByteTile];
+  float tile_scales[Config::kByteTiles][Config::kBlock];
+  float query_scales[Config::kRows], key_scales[Config::kStages][Config::kBlock],
+      value_scales[Config::kStages][Config::kBlock];
+};
+template <class Config>
+struct ByteMemory<Config, false> {
+  float staged[Config::kStagedRows * Config::kHeadDimV];
+};
+
 template <class Config>
 struct alignas(1024) SharedMemory {
   static constexpr int kEntries = 2;  // the next item's tiles come while one is computed on
@@ -29,8 +43,8 @@ struct alignas(1024) SharedMemory {
   char queries[Config::QueryTile::kBytes];
   char keys[Config::kStages][Config::KeyTile::kBytes];
   char values[Config::kStages][Config::ValueTile::kBytes];
-  float staged[Config::kStagedRows * Config::kHeadDimV], staged_max[Config::kStagedRows],
-      staged_sum[Config::kStagedRows];
+  float staged_max[Config::kStagedRows], staged_sum[Config::kStagedRows];
+  ByteMemory<Config> bytes;
   Handover of_queries, of_keys[Config::kStages], of_values[Config::kStages], of_entries[kEntries];
   Entry entries[kEntries];
   int32_t arrivals;

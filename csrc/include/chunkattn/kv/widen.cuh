@@ -48,6 +48,29 @@ __device__ inline WidePairs widen<DType::kI8>(uint32_t word) {
   return {widen_int8(word), widen_int8(word >> 8)};
 }
 
+// Bytes 0 and 1, and bytes 2 and 3, of a word as two fp16 each: in their order (sm_90).
+template <DType kFormat>
+__device__ inline uint2 widen_in_order(uint32_t word) {
+  static_assert(kFormat == DType::kE4M3, "the formats that a variant lists");
+  uint2 pairs;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "mov.b32 {low, high}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, high;\n"
+      "}"
+      : "=r"(pairs.x), "=r"(pairs.y)
+      : "r"(word));
+  return pairs;
+}
+
+// Where V has a scale a token, weights carry it into the product. A scale is about a row's largest magnitude divided by
+// the largest value of the format; multiplied by this it lies in the middle of what fp16 holds. For e5m2 less than its
+// largest value, since caches that need no scale may have scales about 1.
+CHUNKATTN_HOST_DEVICE constexpr float weight_unit(DType cache) {
+  return cache == DType::kE5M2 ? 4096.0f : cache == DType::kE4M3 ? 512.0f : cache == DType::kI8 ? 128.0f : 1.0f;
+}
+
 // Order of the head dim in fragments of 8-bit tiles: of 16 neighbours first the even ones, then the odd ones. Queries
 // are stored in this order, so that K's even and odd bytes are the two halves of operand B as they lie; columns of
 // P V come out in it.

@@ -48,6 +48,19 @@ __device__ inline void cp_async_word_if(bool copies, bool skips, uint32_t target
 __device__ inline void store_shared(uint32_t target, uint32_t word) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(target), "r"(word) : "memory");
 }
+__device__ inline void store_shared(uint32_t target, uint4 words) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(target), "r"(words.x), "r"(words.y), "r"(words.z),
+               "r"(words.w)
+               : "memory");
+}
+__device__ inline uint4 load_shared(uint32_t source) {
+  uint4 words;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(source)
+               : "memory");
+  return words;
+}
 
 // The same for some threads, without a branch.
 __device__ inline void store_shared_if(bool stores, uint32_t target, uint32_t word) {
