@@ -27,6 +27,13 @@ def test_info_names_versions_and_the_chosen_backend() -> None:
     assert "head dim 64" in result.output
 
 
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "chunkattn", "tune", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Usage: chunkattn tune ")
+    assert subprocess.run([sys.executable, "-m", "chunkattn", "nothing"], capture_output=True).returncode == 2
+
+
 def test_info_says_where_the_gpu_kernels_are(monkeypatch: pytest.MonkeyPatch) -> None:
     reasons = {"plan-sm80": None}
     monkeypatch.setattr("chunkattn.build.store.find", lambda variant: None)
