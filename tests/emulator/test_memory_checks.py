@@ -61,6 +61,8 @@ UNDEFINED_SINKS = {
     "upper half": "mov.u16 %h1, 5; mov.b32 %r1, {%h1, %h30}; st.global.u32 [%my_out], %r1;",
     "byte of the upper half": "mov.u16 %h1, 5; mov.b32 %r1, {%h1, %h30}; prmt.b32 %r2, %r1, 0, 0x4442U;"
     "st.global.u32 [%my_out], %r2;",
+    "byte of a byte pair": "mov.u32 %r1, 5; prmt.b32 %r2, %r1, %r50, 0x3340U; prmt.b32 %r3, %r1, %r2, 0x5400U;"
+    "st.global.u32 [%my_out], %r3;",
     "byte of the lower half": "mov.u16 %h1, 5; mov.b32 %r1, {%h30, %h1}; prmt.b32 %r2, 0, %r1, 0x5000U;"
     "st.global.u32 [%my_out], %r2;",
 }
@@ -89,6 +91,10 @@ def test_undefined_data_that_is_masked_is_fine() -> None:
       prmt.b32 %r6, 0, %r4, 0x0504U;
       add.u32 %r5, %r5, %r6;
       st.global.u32 [%my_out], %r5;
+      prmt.b32 %r7, %r2, %r50, 0x3340U;
+      prmt.b32 %r8, %r2, %r7, 0x5410U;
+      prmt.b32 %r9, %r8, %r2, 0x5210U;
+      st.global.u32 [%my_out], %r9;
     """)
     assert not kinds, report
 

@@ -319,7 +319,7 @@ bool Decoder::decode_integer(Instruction& inst, const Opcode& op, const Operands
     inst.handler = ternary<u32, u32, u32, u32>([](u32 a, u32 b, u32 c) { return permute_bytes(a, b, c); });
     const std::string& selector = operands.at(3);
     if (isdigit(selector[0])) {
-      inst.taint = Taint::Permute;
+      inst.taint = Taint::Bytes;
       inst.immediate = strtoul(selector.c_str(), nullptr, 0);
     }
   } else if (op.is("lop3")) {

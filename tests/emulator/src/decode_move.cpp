@@ -108,7 +108,7 @@ bool Decoder::decode_move(Instruction& inst, const Opcode& op, const Operands& o
     } else if (operands.at(1)[0] == '{') {  // mov.b64 x, {lo, hi}
       const size_t parts = vector_elements(operands[1]).size();
       inst.handler = pack_handler(cls, parts);
-      if (cls == RegClass::B32 && parts == 2) inst.taint = Taint::Pack;
+      if (cls == RegClass::B32 && parts == 2) inst.taint = Taint::Bytes, inst.immediate = 0x5410;
       push(inst, operands[0], cls);
       push_vector(inst, operands[1], part_class(cls, parts));
     } else if (cls == RegClass::Pred) {

@@ -74,8 +74,7 @@ enum class Taint : u8 {
   Select,     // selp: only the chosen source counts
   AndLogic,   // and.pred, setp.and: a defined false makes the result defined
   OrLogic,
-  Pack,     // mov.b32 x, {low, high}: remembers where only `high` is undefined
-  Permute,  // prmt with a literal selector: only the halves that it reads count
+  Bytes,      // prmt with a selector known from its text, in `immediate`: byte by byte
   Own,        // the handler sets it
 };
 

@@ -96,19 +96,18 @@ u32 undefined_result(Warp& warp, const Instruction& inst) {
       for (size_t k = 1; k < last; k++) undefined |= at(k);
       return (undefined & (open(value) | at(last))) | at(last);
     }
-    case Taint::Permute:
-      for (size_t k = 1; k <= 2; k++) {
-        bool low = false, high = false;  // whether its halves are read; digits 0 to 3 are bytes of the first source
-        for (u32 selector = inst.immediate, digit = 0; digit < 4; digit++, selector >>= 4)
-          if ((selector >> 2 & 1) == k - 1) (selector >> 1 & 1 ? high : low) = true;
-        if (low || high) undefined |= at(k) & ~(high ? 0 : poison_above(warp, inst.operands[k]));
-      }
-      return undefined;
     default:
       for (size_t k = inst.definitions; k < inst.operands.size(); k++)
         if (inst.operands[k] >= 0) undefined |= at(k);
       return undefined;
   }
+}
+
+/// Lanes in which a byte of a permutation is undefined. Digits 0 to 3 of the selector are bytes of the first source.
+u32 undefined_byte(Warp& warp, const Instruction& inst, int byte) {
+  const u32 digit = inst.immediate >> 4 * byte & 7;
+  const int source = inst.operands[1 + digit / 4];
+  return poison(warp, source) & ~defined_byte(warp, source, digit % 4);
 }
 
 void apply_undefined(Warp& warp, const Instruction& inst, u32 undefined) {
@@ -119,8 +118,12 @@ void apply_undefined(Warp& warp, const Instruction& inst, u32 undefined) {
 
 /// The handler, with the bookkeeping of undefined lanes around it.
 void execute_tainted(Warp& warp, const Instruction& inst, u32 undefined_guard) {
-  const u32 undefined = undefined_result(warp, inst);
-  const u32 above = inst.taint == Taint::Pack ? undefined & ~poison(warp, inst.operands[1]) & ~undefined_guard : 0;
+  u32 undefined = 0, bytes[4] = {};
+  if (inst.taint == Taint::Bytes) {
+    for (int byte = 0; byte < 4; byte++) undefined |= bytes[byte] = undefined_byte(warp, inst, byte);
+  } else {
+    undefined = undefined_result(warp, inst);
+  }
   inst.handler(warp, inst);
   if (inst.taint != Taint::Own)
     apply_undefined(warp, inst, undefined | undefined_guard);
@@ -128,9 +131,11 @@ void execute_tainted(Warp& warp, const Instruction& inst, u32 undefined_guard) {
     for (size_t k = 0; k < inst.definitions && k < inst.operands.size(); k++)
       if (inst.operands[k] >= 0) {
         poison(warp, inst.operands[k]) |= undefined_guard;
-        poison_above(warp, inst.operands[k]) &= ~undefined_guard;
+        for (int byte = 0; byte < 4; byte++) defined_byte(warp, inst.operands[k], byte) &= ~undefined_guard;
       }
-  if (above) poison_above(warp, inst.operands[0]) |= above & warp.mask;
+  if (inst.taint == Taint::Bytes && undefined)
+    for (int byte = 0; byte < 4; byte++)
+      defined_byte(warp, inst.operands[0], byte) |= undefined & ~bytes[byte] & ~undefined_guard & warp.mask;
 }
 
 inline void execute(Warp& warp, const Instruction& inst, u32 undefined_guard = 0) {

@@ -129,11 +129,11 @@ struct Warp {
   int id = 0;
   Agent agent = 0;  // the warp itself; engines follow at fixed distances
   u8* registers = nullptr;
-  u32* poison = nullptr;        // [slot / 64]: lanes whose value is undefined
-  u32* poison_above = nullptr;  // likewise, of undefined lanes: those of which the low 16 of 32 bits are defined
-  bool tainted = false;         // some poison bit may be set
+  u32* poison = nullptr;         // [slot / 64]: lanes whose value is undefined
+  u32* defined_bytes = nullptr;  // [slot / 64][4]: of these, lanes of which a byte of 32 bits is defined
+  bool tainted = false;          // some poison bit may be set
   std::vector<u8> register_storage;
-  std::vector<u32> poison_storage, poison_above_storage;
+  std::vector<u32> poison_storage, defined_byte_storage;
   std::vector<u8> local_memory, local_defined;
 
   // SIMT state: the group that runs now, and the others.
@@ -314,7 +314,7 @@ inline void set_predicate(Warp& warp, int slot, u32 value) {
 }
 
 inline u32& poison(Warp& warp, int slot) { return warp.poison[slot >> 6]; }
-inline u32& poison_above(Warp& warp, int slot) { return warp.poison_above[slot >> 6]; }
+inline u32& defined_byte(Warp& warp, int slot, int byte) { return warp.defined_bytes[(slot >> 6) * 4 + byte]; }
 
 /// Sets which of the active lanes of a slot are undefined.
 inline void set_poison(Warp& warp, int slot, u32 undefined) {
@@ -322,7 +322,7 @@ inline void set_poison(Warp& warp, int slot, u32 undefined) {
   warp.tainted = true;
   u32& bits = poison(warp, slot);
   bits = (bits & ~warp.mask) | (undefined & warp.mask);
-  poison_above(warp, slot) &= ~warp.mask;
+  for (int byte = 0; byte < 4; byte++) defined_byte(warp, slot, byte) &= ~warp.mask;
 }
 
 /// Reports a use of undefined data that matters: an address, a stored value, a branch.

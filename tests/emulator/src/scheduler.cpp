@@ -83,8 +83,8 @@ void start_warp(Warp& warp, Cta& cta, int id) {
       (reinterpret_cast<uintptr_t>(warp.register_storage.data()) + 63) & ~uintptr_t(63));
   warp.poison_storage.assign(program.register_bytes / 64 + 1, 0);
   warp.poison = warp.poison_storage.data();
-  warp.poison_above_storage.assign(warp.poison_storage.size(), 0);
-  warp.poison_above = warp.poison_above_storage.data();
+  warp.defined_byte_storage.assign(warp.poison_storage.size() * 4, 0);
+  warp.defined_bytes = warp.defined_byte_storage.data();
   warp.local_memory.assign(size_t(kWarpSize) * program.local_bytes, launch.options.register_fill);
   warp.local_defined.assign(warp.local_memory.size(), 0);
   warp.wgmma_accessed.assign(program.wgmma_register_count, 1);
