@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+# What waits and issues it, for sm_120 only, stands between an instruction and its semicolon: "&req={4} ?trans2".
+_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(.*?)(?:\s+[&?].*)?\s*;")
 _LEAVES = re.compile(r"\b(BRA|BRX|EXIT|RET|JMP|CALL)\b")
 _TARGET = re.compile(r"\b(?:BRA|CALL)\b.*(?:`\((\S+)\)|\b0x([0-9a-f]+))\s*$")
 # Jumps that some threads, or none, follow: predicated, by an operand, for warps that have diverged; and calls return.
@@ -29,7 +31,7 @@ class Blocks:
         for line in sass.splitlines():
             if label := re.match(r"^([.$]\S+):$", line.strip()):
                 labels[label.group(1)] = len(self.code)
-            elif instruction := re.match(r"^\s*/\*([0-9a-f]+)\*/\s+(.*?)\s*;", line):
+            elif instruction := _INSTRUCTION.match(line):
                 labels[f"0x{int(instruction.group(1), 16):x}"] = len(self.code)
                 self.code.append(instruction.group(2))
         targets = [labels.get(name) for name in map(_target, self.code)]

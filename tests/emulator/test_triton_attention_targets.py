@@ -75,15 +75,16 @@ def test_compiles_fits_and_does_not_spill_where_it_counts(name: str, arch: int) 
 
 
 def test_loops_are_found_in_a_disassembly() -> None:
-    """Two loops in one; a jump back that is none, to a block that the code after the loop shares with another path."""
+    """Two loops in one; a jump back that is none, to a block that the code after the loop shares with another path.
+    Some instructions as sm_120's are printed."""
     sass = """
 .L_x_1:
         /*0000*/                   MOV R1, R2 ;
 .L_x_2:
-        /*0010*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
+        /*0010*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4    &req={4}   ?trans2;
         /*0020*/                   LDL R3, [R1] ;
         /*0030*/                   LDGSTS.E.BYPASS.128 [R1], [R2.64] ;
-        /*0040*/              @P0  BRA `(.L_x_2) ;
+        /*0040*/              @P0  BRA `(.L_x_2)                          ?trans1;
         /*0050*/                   STL [R1], R3 ;
         /*0060*/                   BRA.U !UP0, `(.L_x_1) ;
         /*0070*/              @P1  BRA `(.L_x_4) ;
