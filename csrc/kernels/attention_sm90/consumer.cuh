@@ -8,6 +8,7 @@
 #include "kernels/attention/warp_tile.cuh"
 #include "kernels/attention_sm90/group_tile.cuh"
 #include "kernels/attention_sm90/shared.cuh"
+#include "kernels/attention_sm90/tensor_maps.h"
 
 namespace chunkattn::sm90 {
 
@@ -19,7 +20,8 @@ class Consumer {
   using Hidden = HiddenValues<Config, typename Config::ValueTile>;
   static constexpr int kWarpKeys = DecodeGeometry<Config>::kWarpKeys;  // of a block
 
-  __device__ Consumer(const KernelParams& p, Shared& shared) : p_(p), shared_(shared) {}
+  __device__ Consumer(const KernelParams& p, const TensorMaps& maps, Shared& shared)
+      : p_(p), maps_(maps), shared_(shared) {}
 
   __device__ void run() {
     RingPosition<Shared::kEntries> position;
@@ -81,10 +83,14 @@ class Consumer {
       tile.take_weights(tile.weigh(factor, transforms ? nullptr : query_scales(warp() * 16), value_scales(0)));
 
       wait_full(shared_.of_values[position_.place()], position_.parity());
-      const int32_t whole_end = blocks.whole_end(block + 1);
-#pragma unroll 1
-      while (block + 1 < whole_end) overlap(task, queries, factor, transforms, ++block, tile);
       ptx::fence_async_proxy();  // the same of values, and of what keep_hidden() made 0
+      const int32_t whole_end = blocks.whole_end(block + 1);
+      if (block + 1 < whole_end) {
+#pragma unroll 1
+        do overlap(task, queries, factor, transforms, ++block, tile);
+        while (block + 1 < whole_end);
+        if (copies_whole_blocks()) ptx::fence_async_proxy();
+      }
       tile.multiply_values(ptx::shared_address(shared_.values[position_.place()]));
       release(shared_.of_values[position_.place()], lane());
     }
@@ -99,7 +105,7 @@ class Consumer {
     ++position_.count;
     const int stage = position_.place();
     wait_full(shared_.of_keys[stage], position_.parity());
-    ptx::fence_async_proxy();
+    if (copies_whole_blocks()) ptx::fence_async_proxy();
     take_turn();
     tile.begin_both(queries, ptx::shared_address(shared_.keys[stage]), ptx::shared_address(shared_.values[last]));
     give_turn();
@@ -111,6 +117,9 @@ class Consumer {
     release(shared_.of_values[last], lane());
     tile.take_weights(shrink);
   }
+
+  // Whether warps bring blocks that are seen whole too; wgmma sees what tensor copies brought without a fence.
+  __device__ bool copies_whole_blocks() const { return Config::kWidens || !maps_.key_box || !maps_.value_box; }
 
   // Where keys have scales, these are read before their stage is released.
   __device__ void release_then_transform(const Task& task, int32_t block, bool transforms, GroupTile<Config>& tile) {
@@ -284,6 +293,7 @@ class Consumer {
   __device__ static void synchronise() { ptx::named_barrier_sync(1, kConsumers); }
 
   const KernelParams& p_;
+  const TensorMaps& maps_;
   Shared& shared_;
   RingPosition<Config::kStages> position_;
 };

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     Producer<Config>(p, maps, shared).run();
   } else {
     ptx::grow_registers<kConsumerRegisters>();
-    Consumer<Config>(p, shared).run();
+    Consumer<Config>(p, maps, shared).run();
   }
 }
 
