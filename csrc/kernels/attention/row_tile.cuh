@@ -108,6 +108,22 @@ struct RowTile {
   template <bool kSplitScaled = false>
   __device__ void softmax_step(float factor, const float* query_scales, const float* value_scales) {
     float shrink[kRows];
+    weigh(factor, query_scales, value_scales, shrink);
+    round_weights<kSplitScaled>(value_scales);
+    shrink_sums(shrink);
+  }
+
+  // The part of softmax_step() that concerns older keys; a softmax_step() after it finds nothing more to shrink.
+  __device__ void raise_maxima(float factor, const float* query_scales) {
+    float shrink[kRows];
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) shrink[row] = raise(row, factor_of(row, factor, query_scales));
+    shrink_sums(shrink);
+  }
+
+ protected:
+  // Scores become weights, not rounded yet. `shrink`: by how much sums of older keys do.
+  __device__ void weigh(float factor, const float* query_scales, const float* value_scales, float (&shrink)[kRows]) {
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
       const float row_factor = factor_of(row, factor, query_scales);
@@ -125,19 +141,7 @@ struct RowTile {
       softmax.sum[row] += sum;
     }
     if (value_scales) scale_weights(value_scales);  // one branch; a choice for each weight costs caches without scales
-    round_weights<kSplitScaled>(value_scales);
-    shrink_sums(shrink);
   }
-
-  // The part of softmax_step() that concerns older keys; a softmax_step() after it finds nothing more to shrink.
-  __device__ void raise_maxima(float factor, const float* query_scales) {
-    float shrink[kRows];
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) shrink[row] = raise(row, factor_of(row, factor, query_scales));
-    shrink_sums(shrink);
-  }
-
- protected:
   __device__ void scale_weights(const float* value_scales) {
 #pragma unroll
     for (int n = 0; n < kN; ++n)
@@ -148,8 +152,9 @@ struct RowTile {
         for (int row = 0; row < kRows; ++row) scores[row / 2][n][row % 2 * 2 + i] *= scale;
       }
   }
-  template <bool kSplitScaled>
-  __device__ void round_weights(bool scaled) {
+  // Into operands. kSplitScaled, for weights that carry a scale: what that takes off is left in `rest`.
+  template <bool kSplitScaled = false>
+  __device__ void round_weights(bool scaled = false) {
     using Format = Multiply<Config::kCompute>;
     // Lowered, so that no rest is negative: sums of both products keep an infinity of V.
     const float lowered = kSplitScaled && scaled ? 1.0f - 1.0f / 1024 : 1.0f;

@@ -11,8 +11,7 @@ namespace chunkattn::sm90 {
 template <class Config>
 struct GroupTile : RowTile<Config, 16, Config::kBlock> {
   using Rows = RowTile<Config, 16, Config::kBlock>;
-  using Rows::factor_of, Rows::kN, Rows::kV, Rows::lane, Rows::out, Rows::raise, Rows::scores, Rows::shrink_all,
-      Rows::softmax, Rows::weights;
+  using Rows::kV, Rows::lane, Rows::out, Rows::scores, Rows::shrink_all, Rows::softmax, Rows::weights;
   using QueryTile = typename Config::QueryTile;
   using KeyTile = typename Config::KeyTile;
   using ValueTile = typename Config::ValueTile;
@@ -65,23 +64,7 @@ struct GroupTile : RowTile<Config, 16, Config::kBlock> {
   };
   __device__ Shrink weigh(float factor, const float* query_scales, const float* value_scales) {
     Shrink shrink;
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      const float row_factor = factor_of(row, factor, query_scales);
-      shrink.of_row[row] = raise(row, row_factor);
-      const float shift = finite_max(softmax.max[row]);
-      float sum = 0.0f;
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int i = row * 2; i < row * 2 + 2; ++i) {
-          float& weight = scores[0][n][i];
-          weight = ptx::exp2_approximate(fmaf(weight, row_factor, -shift));
-          sum += weight;
-        }
-      softmax.sum[row] += sum;
-    }
-    if (value_scales) Rows::scale_weights(value_scales);
+    Rows::weigh(factor, query_scales, value_scales, shrink.of_row);
     // Asking for the sums as well keeps ptxas from putting off weights until they are rounded.
     const bool moved = shrink.of_row[0] != 1.0f || shrink.of_row[1] != 1.0f;
     shrink.any = __any_sync(0xffffffff, moved || !(softmax.sum[0] + softmax.sum[1] >= 0.0f));
@@ -89,12 +72,7 @@ struct GroupTile : RowTile<Config, 16, Config::kBlock> {
     return shrink;
   }
   __device__ void take_weights(const Shrink& shrink) {
-#pragma unroll
-    for (int n = 0; n < kN; ++n)
-#pragma unroll
-      for (int row = 0; row < 2; ++row)
-        weights[0][n / 2][n % 2 * 2 + row] =
-            Multiply<Config::kCompute>::pack(scores[0][n][row * 2], scores[0][n][row * 2 + 1]);
+    Rows::round_weights();
     if (shrink.any) shrink_all(shrink.of_row);
   }
 
