@@ -1,7 +1,7 @@
 """One check of a GPU in under eight minutes: are the kernels right, how fast are they, which gates hold.
 
-    python benchmarks/gpu_check.py                  # writes results/DATE-GPU-check.json, exit status 1 if a gate fails
-    python benchmarks/gpu_check.py --dry-run        # the whole flow on the CPU with tiny cases, ten seconds
+    python benchmarks/gpu_check.py               # writes results/DATE-GPU-gpu-check.json, exit status 1 if a gate fails
+    python benchmarks/gpu_check.py --dry-run     # the whole flow on the CPU with tiny cases, ten seconds
 
 Tasks run one after another in a process of their own, which is started anew for the rest when one of them crashes or
 takes too long; the result file is written after every task. Peers that are not installed are named as missing.

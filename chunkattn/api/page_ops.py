@@ -32,7 +32,8 @@ def gather_pages(cache: Tensor, pages: Tensor, *, out: Tensor | None = None, bac
 
     Args:
         cache: [N, …] any strides.
-        pages: int32 or int64 [n].
+        pages: int32 or int64 [n]. On GPUs ids outside the pool are checked with CHUNKATTN_DEBUG=1 alone; else their
+            rows of the result are left as they were.
         out: [n, …] to write into, outside the pool's memory; None allocates.
 
     Returns:

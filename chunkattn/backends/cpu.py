@@ -43,7 +43,7 @@ def _native() -> ModuleType | str:
     try:
         from chunkattn import _native as core
     except ImportError as error:
-        return f"the native core is not built ({error}); reinstall where a C++17 compiler is"
+        return f"the native core is not built ({error}); a C++17 compiler builds it, in a checkout by pip install -e"
     if not hasattr(core, "install_settings"):
         return "the native core was built from other sources than this package; reinstall it"
     if SETTINGS.isa is not None and SETTINGS.isa not in core.isas():

@@ -33,7 +33,12 @@ def backend(spec: AttentionSpec, name: str | None = None) -> Backend:
         if support:
             return module
         refusals += [f"{candidate}: {reason}" for reason in support.reasons]
-    raise UnsupportedError(f"no backend can serve this problem; {'; '.join(refusals)}")
+    said = "; ".join(refusals)
+    if not name:
+        raise UnsupportedError(f"no backend can serve this problem; {said}")
+    able = [other for other in backends.candidates(spec.device) if backends.load(other).supports(spec)]
+    instead = f"; {' and '.join(able)} can" if able else ""
+    raise UnsupportedError(f"backend: expected one that can serve this problem, got {name!r}; {said}{instead}")
 
 
 @functools.cache

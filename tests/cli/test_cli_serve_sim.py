@@ -156,7 +156,7 @@ def test_synthetic_arrivals_need_no_trace(arguments: list[str]) -> None:
         (["--device", "foo"], "device: expected one that torch finds on this machine, got 'foo'"),
         (["--device", "meta"], "device: expected one whose tensors hold numbers, got 'meta'"),
         (["--backend", "foo"], "backend: expected one of cpu, cuda, reference, triton, got 'foo'"),
-        (["--backend", "cuda"], "no backend can serve this problem; cuda: "),
+        (["--backend", "cuda"], "backend: expected one that can serve this problem, got 'cuda'; cuda: "),
         (
             ["--length-scale", "0.01", "--requests", "1"],
             "longest_context: expected requests of enough tokens for 8 different steps, got",

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from chunkattn.backends.cuda import libraries
 from chunkattn.build import builder, store, toolchain, variants
 from chunkattn.build.variants import Variant
 from chunkattn.testing import AttentionCase, build, laws
@@ -170,6 +171,8 @@ def unavailable_reason(kernel: Kernel) -> str | None:
     """Why its figures cannot be taken here; None if they can."""
     if disassembler() is None:
         return "cuobjdump is not installed"
+    if isinstance(reason := libraries.native(), str):
+        return reason
     variant = kernel.listed()
     return None if store.find(variant) else builder.unbuildable_reason(variant)
 
@@ -314,6 +317,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"the record is of {record['compiler']}, this is {compiler() or 'no nvcc'}: figures do not compare"
         )
     for shape, kernel in OURS.items():
+        if reason := unavailable_reason(kernel):
+            parser.error(f"{kernel.variant}: {reason}")
         ours = record["shapes"][shape]["ours"]
         ours.update(
             sources=store.key_of(kernel.listed()).sources,

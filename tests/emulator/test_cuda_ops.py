@@ -19,6 +19,8 @@ from test_append_kv import *  # noqa: E402, F403
 from test_merge_states import *  # noqa: E402, F403
 from test_pages import *  # noqa: E402, F403
 
+from .pages_outside import *  # noqa: E402, F403
+
 del test_merging_a_shared_prefix_with_the_rest  # noqa: F821 - attention's part is tested with the attention kernels
 
 

@@ -16,6 +16,8 @@ triton_backend.skip_unless_available()
 
 from test_pages import *  # noqa: E402, F403
 
+from .pages_outside import *  # noqa: E402, F403
+
 
 @pytest.fixture(params=triton_backend.RUNS, ids=triton_backend.run_id, autouse=True)
 def emulated_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:

@@ -30,6 +30,7 @@ class _Side(NamedTuple):
     ptr: Tensor
     pages: Tensor | None  # [n] page of each move, None: one after the other
     pages_stride: int
+    num_pages: int
     stride_page: int
     stride_0: int
     stride_1: int
@@ -89,7 +90,8 @@ def _move(source: Tensor, source_pages: Tensor | None, target: Tensor, target_pa
 
 
 def _side(tensor: Tensor, pages: Tensor | None, strides: tuple[int, int, int], lane: int) -> _Side:
-    return _Side(tensor, pages, 0 if pages is None else pages.stride(0), tensor.stride(0), *strides, lane)
+    pages_stride = 0 if pages is None else pages.stride(0)
+    return _Side(tensor, pages, pages_stride, tensor.shape[0], tensor.stride(0), *strides, lane)
 
 
 def _as_integers(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,12 +132,12 @@ def _joined(source: Tensor, target: Tensor) -> list[tuple[int, int, int]]:
 
 
 @triton.jit
-def _base(side, move):
-    """Address of a page."""
+def _page(side, move):
+    """The page of a move, and whether there is one; ids are checked in debug mode, before the launch."""
     page = move
     if side.pages is not None:
         page = tl.load(side.pages + move * side.pages_stride).to(tl.int64)
-    return side.ptr + page * side.stride_page
+    return page, (page >= 0) & (page < side.num_pages)
 
 
 @triton.jit
@@ -155,8 +157,10 @@ def move_kernel(
     lane = (block % lane_blocks).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     inner, rest = row % size_2, row // size_2
     middle, outer = rest % size_1, rest // size_1
-    mask = (row < num_rows)[:, None] & (lane < lanes)[None, :]
-    from_rows = _base(source, move) + _rows_at(source, outer, middle, inner)
-    to_rows = _base(target, move) + _rows_at(target, outer, middle, inner)
+    from_page, has_source = _page(source, move)
+    to_page, has_target = _page(target, move)
+    mask = (row < num_rows)[:, None] & (lane < lanes)[None, :] & has_source & has_target
+    from_rows = source.ptr + from_page * source.stride_page + _rows_at(source, outer, middle, inner)
+    to_rows = target.ptr + to_page * target.stride_page + _rows_at(target, outer, middle, inner)
     x = tl.load(from_rows[:, None] + (lane * source.stride_lane)[None, :], mask=mask)
     tl.store(to_rows[:, None] + (lane * target.stride_lane)[None, :], x, mask=mask)
