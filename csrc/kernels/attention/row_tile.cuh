@@ -117,7 +117,10 @@ struct RowTile {
   __device__ void raise_maxima(float factor, const float* query_scales) {
     float shrink[kRows];
 #pragma unroll
-    for (int row = 0; row < kRows; ++row) shrink[row] = raise(row, factor_of(row, factor, query_scales));
+    for (int row = 0; row < kRows; ++row) {
+      shrink[row] = raise(row, factor_of(row, factor, query_scales));
+      softmax.sum[row] *= shrink[row];
+    }
     shrink_sums(shrink);
   }
 
@@ -128,17 +131,16 @@ struct RowTile {
     for (int row = 0; row < kRows; ++row) {
       const float row_factor = factor_of(row, factor, query_scales);
       shrink[row] = raise(row, row_factor);
-      const float minus_max = minus_finite_max(softmax.max[row]);
-      float sum = 0.0f;
+      float sum;
 #pragma unroll
       for (int n = 0; n < kN; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float& score = scores[row / 2][n][row % 2 * 2 + i];
-          score = ptx::exp2_approximate(fmaf(score, row_factor, minus_max));
-          sum += score;
+          score = ptx::exp2_approximate(fmaf(score, row_factor, -softmax.max[row]));
+          sum = n + i > 0 ? sum + score : score;
         }
-      softmax.sum[row] += sum;
+      softmax.sum[row] = fmaf(softmax.sum[row], shrink[row], sum);
     }
     if (value_scales) scale_weights(value_scales);  // one branch; a choice for each weight costs caches without scales
   }
@@ -181,10 +183,9 @@ struct RowTile {
     return Config::kScaledQueries && query_scales ? factor * query_scales[row_of(row)] : factor;
   }
   __device__ float raise(int row, float factor) {
-    float top = -INFINITY;
+    float top = scores[row / 2][0][row % 2 * 2];
 #pragma unroll
-    for (int n = 0; n < kN; ++n)
-      top = fmaxf(top, fmaxf(scores[row / 2][n][row % 2 * 2], scores[row / 2][n][row % 2 * 2 + 1]));
+    for (int i = 1; i < 2 * kN; ++i) top = fmaxf(top, scores[row / 2][i / 2][row % 2 * 2 + i % 2]);
     return softmax.raise(row, top, factor);
   }
   __device__ void shrink_sums(const float (&shrink)[kRows]) {

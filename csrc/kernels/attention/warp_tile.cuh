@@ -120,7 +120,7 @@ struct WarpTile : RowTile<Config, Geometry::kWarpRows, Geometry::kWarpKeys> {
     for (int row = 0; row < kRows; ++row) {
       const int at = first_row + row_of(row);
       const float total = softmax.total(row);
-      if (lane % 4 == 0) max[at] = softmax.max[row], sum[at] = total;
+      if (lane % 4 == 0) max[at] = softmax.maximum(row), sum[at] = total;
       const int first = lane % 4 * (Config::kQuantised ? 4 : 2);
       const int i = row % 2 * 2;
       if constexpr (Config::kQuantised) {

@@ -34,12 +34,12 @@ class ByteRing {
   __device__ void wait() const { ptx::cp_async_wait<kSlots - 1>(); }
   // Widens it, K or V, into a stage that is empty, and lets another one come into its slot.
   __device__ void widen_keys(int stage) {
-    widen<typename Config::KeyBytes, typename Config::KeyTile>(shared_.keys[stage]);
+    widen<typename Config::KeyBytes, typename Config::KeyTile>(shared_.stages[stage].keys);
     copy_scale(p_.attention.k, shared_.bytes.key_scales[stage]);
     load(kSlots % 2 == 0);
   }
   __device__ void widen_values(int stage) {
-    widen<typename Config::ValueBytes, typename Config::ValueTile>(shared_.values[stage]);
+    widen<typename Config::ValueBytes, typename Config::ValueTile>(shared_.stages[stage].values);
     copy_scale(p_.attention.v, shared_.bytes.value_scales[stage]);
     load(kSlots % 2 != 0);
   }

@@ -58,11 +58,10 @@ struct Config {
   // Decodes leave a state a warp in shared memory; permuted so that neither side meets a bank conflict. Beside a ring
   // of bytes there is no room for it but where the warp's own keys of the last block were: a column of 128 bytes of K's
   // tile after the other, then those of V's.
-  static_assert(!kWidens || kHeadDim == kHeadDimV, "K and V have the same distance in all stages, and hold the state");
+  static_assert(!kWidens || kHeadDim >= kHeadDimV, "a stage has room for it");
   CHUNKATTN_HOST_DEVICE static constexpr int staged(int row, int column) {
     if (!kWidens) return row * kHeadDimV + (column ^ row % 4 * 8);
-    const int part = column / 32, between = part < KeyTile::kColumns ? 0 : (kStages - 1) * KeyTile::kBytes / 4;
-    return between + part * (KeyTile::kColumnBytes / 4) + row * 32 + (column % 32 ^ row % 4 * 8);
+    return column / 32 * (KeyTile::kColumnBytes / 4) + row * 32 + (column % 32 ^ row % 4 * 8);
   }
 };
 

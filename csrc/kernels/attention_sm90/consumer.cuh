@@ -7,7 +7,7 @@
 #include "kernels/attention/states.cuh"
 #include "kernels/attention/warp_tile.cuh"
 #include "kernels/attention_sm90/group_tile.cuh"
-#include "kernels/attention_sm90/shared.cuh"
+#include "kernels/attention_sm90/stage_address.cuh"
 #include "kernels/attention_sm90/tensor_maps.h"
 
 namespace chunkattn::sm90 {
@@ -17,6 +17,7 @@ class Consumer {
  public:
   using Shared = SharedMemory<Config>;
   using Blocks = typename Config::Blocks;
+  using Stage = StageAddress<Config>;
   using Hidden = HiddenValues<Config, typename Config::ValueTile>;
   static constexpr int kWarpKeys = DecodeGeometry<Config>::kWarpKeys;  // of a block
 
@@ -25,7 +26,7 @@ class Consumer {
 
   __device__ void run() {
     RingPosition<Shared::kEntries> position;
-    if (in_second_group()) give_turn();  // the first one of all
+    if (in_second_group()) give_turn(2);  // the first one of all
 #pragma unroll 1
     for (;; ++position.count) {
       const Entry& entry = shared_.entries[position.place()];
@@ -63,18 +64,20 @@ class Consumer {
   // A block by itself, then all that follow and are seen whole, one step behind: the values of each are multiplied
   // together with the keys of the next one. A block's scores and weights have the same bits either way.
   __device__ void attend(const Task& task, const Blocks& blocks, GroupTile<Config>& tile) {
-    const uint32_t queries = ptx::shared_address(shared_.queries) + (in_second_group() ? 64 * 128 : 0);
+    const uint32_t queries = Stage::queries_from_first_keys(in_second_group());
     const ScoreMod mod(p_.attention, task.kv_head);
     const float factor = mod.softmax_factor();
     const bool transforms = mod.transforms;
 #pragma unroll 1
     for (int32_t block = blocks.first; block < blocks.end; ++block, ++position_.count) {
       const int32_t first_key = block * Config::kBlock, first_row = task.row_begin + warp() * 16;
+      Stage last(shared_, position_.place());
 
-      wait_full(shared_.of_keys[position_.place()], position_.parity());
+      ptx::mbarrier_wait(last.keys_full(), position_.parity());
       ptx::fence_async_proxy();  // warps copied queries, and at the edges of the keys rows
-      tile.multiply_keys(queries, ptx::shared_address(shared_.keys[position_.place()]));
-      release_then_transform(task, block, transforms, tile);
+      last.describe(shared_, queries);
+      tile.multiply_keys(last.queries(), last.keys());
+      release_then_transform(task, last, lane() == 0, block, transforms, tile);
       if (!blocks.every.holds_all(first_key, Config::kBlock)) {
         tile.hide(visible_keys(p_, task), p_, task, first_row, first_key);
         if (blocks.rows_differ(first_key, Config::kBlock))
@@ -82,52 +85,63 @@ class Consumer {
       }
       tile.take_weights(tile.weigh(factor, transforms ? nullptr : query_scales(warp() * 16), value_scales(0)));
 
-      wait_full(shared_.of_values[position_.place()], position_.parity());
+      ptx::mbarrier_wait(last.values_full(), position_.parity());
       ptx::fence_async_proxy();  // the same of values, and of what keep_hidden() made 0
       const int32_t whole_end = blocks.whole_end(block + 1);
       if (block + 1 < whole_end) {
 #pragma unroll 1
-        do overlap(task, queries, factor, transforms, ++block, tile);
-        while (block + 1 < whole_end);
+        do last = overlap(task, queries, last, factor, transforms, ++block, tile);
+        while (block < whole_end - 1);
         if (copies_whole_blocks()) ptx::fence_async_proxy();
       }
-      tile.multiply_values(ptx::shared_address(shared_.values[position_.place()]));
+      tile.multiply_values(last.values());
       release(shared_.of_values[position_.place()], lane());
     }
   }
 
-  // Scores and weights of a block, while the product with the last one's values is under way. Its own values are waited
-  // for before they are needed: ptxas moves the wait for the product up as far as data allow, even before the weights
-  // are computed, but not across the loop of another wait.
-  __device__ void overlap(const Task& task, uint32_t queries, float factor, bool transforms, int32_t block,
-                          GroupTile<Config>& tile) {
-    const int last = position_.place();
+  // Scores and weights of a block, while the product with the last one's values is under way; returns the block's
+  // stage. Its own values are waited for before they are needed: ptxas moves the wait for the product up as far as data
+  // allow, even before the weights are computed, but not across the loop of another wait.
+  __device__ Stage overlap(const Task& task, uint32_t queries, const Stage& last, float factor, bool transforms,
+                           int32_t block, GroupTile<Config>& tile) {
     ++position_.count;
-    const int stage = position_.place();
-    wait_full(shared_.of_keys[stage], position_.parity());
+    Stage now(shared_, position_.place());
+    const uint32_t parity = position_.parity();
+    const uint32_t thread = ptx::thread_index(), group = group_of(thread);  // asked for once a round
+    const bool leads = thread % 32 == 0;
+    ptx::mbarrier_wait(now.keys_full(), parity);
     if (copies_whole_blocks()) ptx::fence_async_proxy();
-    take_turn();
-    tile.begin_both(queries, ptx::shared_address(shared_.keys[stage]), ptx::shared_address(shared_.values[last]));
-    give_turn();
+    take_turn(group);
+    now.describe(shared_, queries);
+    tile.begin_both(now.queries(), now.keys(), last.values());
+    give_turn(group);
     tile.finish_keys();
-    release_then_transform(task, block, transforms, tile);
+    release_then_transform(task, now, leads, block, transforms, tile);
     const auto shrink = tile.weigh(factor, transforms ? nullptr : query_scales(warp() * 16), value_scales(0));
-    wait_full(shared_.of_values[stage], position_.parity());
+    ptx::mbarrier_wait(now.values_full(), parity);
     tile.finish_values();
-    release(shared_.of_values[last], lane());
+    give_back(last.values_empty(), leads);
     tile.take_weights(shrink);
+    return now;
   }
 
   // Whether warps bring blocks that are seen whole too; wgmma sees what tensor copies brought without a fence.
-  __device__ bool copies_whole_blocks() const { return Config::kWidens || !maps_.key_box || !maps_.value_box; }
+  __device__ bool copies_whole_blocks() const { return Config::kWidens || !maps_.both; }
 
-  // Where keys have scales, these are read before their stage is released.
-  __device__ void release_then_transform(const Task& task, int32_t block, bool transforms, GroupTile<Config>& tile) {
-    if constexpr (!Config::kWidens) release(shared_.of_keys[position_.place()], lane());
+  // Where keys have scales, these are read before their stage is given back.
+  __device__ void release_then_transform(const Task& task, const Stage& stage, bool leads, int32_t block,
+                                         bool transforms, GroupTile<Config>& tile) {
+    if constexpr (!Config::kWidens) give_back(stage.keys_empty(), leads);
     if (transforms)
       tile.transform(ScoreMod(p_.attention, task.kv_head), p_, task, task.row_begin + warp() * 16,
                      block * Config::kBlock, key_scales(0), query_scales(warp() * 16));
-    if constexpr (Config::kWidens) release(shared_.of_keys[position_.place()], lane());
+    if constexpr (Config::kWidens) give_back(stage.keys_empty(), leads);
+  }
+
+  // Lanes of a warp end a wait for wgmma together; scales they read each by itself.
+  __device__ static void give_back(uint32_t empty, bool leads) {
+    if constexpr (Config::kWidens) __syncwarp();
+    if (leads) ptx::mbarrier_arrive(empty);
   }
 
   // Keeps NaN and infinities in V from rows that do not see their keys; each warp looks through a part of the block.
@@ -135,8 +149,8 @@ class Consumer {
                               float factor, const float* query_scales) {
     const int stage = position_.place(), mine = warp() * kWarpKeys;
     wait_full(shared_.of_values[stage], position_.parity());
-    Hidden hidden(shared_.values[stage], value_scales(0));
-    if (!ptx::barrier_or(1, kConsumers, hidden.template found<kWarpKeys>(mine, lane()))) return;
+    Hidden hidden(shared_.stages[stage].values, value_scales(0));
+    if (!ptx::barrier_or(kAllConsumers, kConsumers, hidden.template found<kWarpKeys>(mine, lane()))) return;
     tile.raise_maxima(factor, query_scales);
     hidden.give(tile, p_, task, first_row, first_key, 0, Config::kBlock);
     synchronise();
@@ -150,7 +164,7 @@ class Consumer {
                                   const float* query_scales) {
     const int stage = position_.place(), mine = warp() * kWarpKeys;
     wait_full(shared_.of_values[stage], position_.parity());
-    Hidden hidden(shared_.values[stage], value_scales(0));
+    Hidden hidden(shared_.stages[stage].values, value_scales(0));
     if (!hidden.template found<kWarpKeys>(mine, lane())) return;
     tile.raise_maxima(factor, query_scales);
     hidden.give(tile, p_, task, task.row_begin, first_key - mine, mine, kWarpKeys);
@@ -166,7 +180,7 @@ class Consumer {
       const bool inside = at < task.num_rows();
       // Rows past the task's end read nobody's carry: it belongs to another warp.
       const FinishedSegment<Config, Config::kRows> finished(p_, task, inside ? begin : task.kv_begin, inside ? at : 0,
-                                                            tile.softmax.max[row], tile.softmax.total(row));
+                                                            tile.softmax.maximum(row), tile.softmax.total(row));
       tile.for_each_part(row, [&](int column, float4 values) {
         if (inside && column < static_cast<int>(p_.attention.head_dim_v)) finished.store(p_, column, values);
       });
@@ -181,9 +195,9 @@ class Consumer {
     const auto queries =
         TileReader<typename Config::QueryTile>::rows_then_chunks(ptx::shared_address(shared_.queries), lane());
     const KeyReader keys = Tile::template key_reader<typename Config::KeyTile>(
-        ptx::shared_address(shared_.keys) + warp() * kWarpKeys * 128, lane());
+        ptx::shared_address(shared_.stages[0].keys) + warp() * kWarpKeys * 128, lane());
     const auto values = TileReader<typename Config::ValueTile>::rows_then_chunks(
-        ptx::shared_address(shared_.values) + warp() * kWarpKeys * 128, lane());
+        ptx::shared_address(shared_.stages[0].values) + warp() * kWarpKeys * 128, lane());
     const ScoreMod mod(p_.attention, task.kv_head);
     const float factor = mod.softmax_factor();
     const bool transforms = mod.transforms;
@@ -194,7 +208,7 @@ class Consumer {
       const int32_t first_key = block * Config::kBlock + warp() * kWarpKeys;
 
       wait_full(shared_.of_keys[stage], position_.parity());
-      tile.multiply_keys(queries.moved(0), keys.moved(stage * Config::KeyTile::kBytes));
+      tile.multiply_keys(queries.moved(0), keys.moved(stage * sizeof(StageTiles<Config>)));
       if constexpr (!Config::kWidens) release(shared_.of_keys[stage], lane());
       if (transforms)
         tile.transform(ScoreMod(p_.attention, task.kv_head), p_, task, task.row_begin, first_key,
@@ -209,14 +223,14 @@ class Consumer {
       tile.softmax_step(factor, transforms ? nullptr : query_scales(0), value_scales(warp() * kWarpKeys));
 
       wait_full(shared_.of_values[stage], position_.parity());
-      tile.multiply_values(values.moved(stage * Config::ValueTile::kBytes));
+      tile.multiply_values(values.moved(stage * sizeof(StageTiles<Config>)));
       if (!kept) release(shared_.of_values[stage], lane());
     }
     release(shared_.of_queries, lane());
     if constexpr (Config::kWidens) {
       const int stage = (position_.count + Config::kStages - 1) % Config::kStages;
       const bool any = blocks.end > blocks.first;  // without a block there is no place for a state, and no state
-      join_states(task, tile, reinterpret_cast<float*>(shared_.keys[stage]), any);
+      join_states(task, tile, reinterpret_cast<float*>(shared_.stages[stage].keys), any);
       if (!any) return;
       release(shared_.of_keys[stage], lane());
       release(shared_.of_values[stage], lane());
@@ -281,16 +295,19 @@ class Consumer {
   __device__ static int lane() { return ptx::thread_index() % 32; }
 
   // The compiler knows that a vote is the same for all lanes of a warp.
-  static_assert(kConsumerGroups == 2, "each group gives its turn to the other one");
   __device__ static bool in_second_group() { return __all_sync(0xffffffff, thread() >= 128); }
 
   // Groups begin products in turns: one has the tensor cores while the other one computes weights. Both walk the same
   // blocks, and nobody gives a turn that he has not taken, so that never more than one is open. The last one stays so.
-  __device__ static void take_turn() { ptx::named_barrier_sync(2 + in_second_group(), kConsumers); }
-  __device__ static void give_turn() { ptx::named_barrier_arrive(3 - in_second_group(), kConsumers); }
+  // A group has the named barrier of its number.
+  __device__ static void take_turn(uint32_t group) { ptx::named_barrier_sync(group, kConsumers); }
+  __device__ static void give_turn(uint32_t group) { ptx::named_barrier_arrive(3 - group, kConsumers); }
+  // 1 or 2, by the thread's index in the CTA.
+  static_assert(kProducers == 128 && kConsumerGroups == 2, "128 threads that bring tiles, then twice 128 that compute");
+  __device__ static uint32_t group_of(uint32_t thread) { return thread / 128; }
 
-  // All consumers.
-  __device__ static void synchronise() { ptx::named_barrier_sync(1, kConsumers); }
+  static constexpr int kAllConsumers = 3;  // their named barrier
+  __device__ static void synchronise() { ptx::named_barrier_sync(kAllConsumers, kConsumers); }
 
   const KernelParams& p_;
   const TensorMaps& maps_;

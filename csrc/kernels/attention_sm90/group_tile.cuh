@@ -18,7 +18,7 @@ struct GroupTile : RowTile<Config, 16, Config::kBlock> {
 
   __device__ explicit GroupTile(int lane) : Rows(lane) {}
 
-  // scores = Q K^T. Both addresses: shared memory; `queries`: the group's first row.
+  // scores = Q K^T. Tiles are lower words of descriptors; `queries`: from the group's first row on.
   __device__ void multiply_keys(uint32_t queries, uint32_t keys) {
     pin(scores[0]);
     warpgroup_fence();
@@ -67,7 +67,7 @@ struct GroupTile : RowTile<Config, 16, Config::kBlock> {
     Rows::weigh(factor, query_scales, value_scales, shrink.of_row);
     // Asking for the sums as well keeps ptxas from putting off weights until they are rounded.
     const bool moved = shrink.of_row[0] != 1.0f || shrink.of_row[1] != 1.0f;
-    shrink.any = __any_sync(0xffffffff, moved || !(softmax.sum[0] + softmax.sum[1] >= 0.0f));
+    shrink.any = __any_sync(0xffffffff, moved || !(softmax.sum[0] >= -softmax.sum[1]));
     pin(scores[0]);
     return shrink;
   }
@@ -95,7 +95,7 @@ struct GroupTile : RowTile<Config, 16, Config::kBlock> {
  private:
   // Each a group of multiplications of its own.
   __device__ void issue_keys(uint32_t queries, uint32_t keys) {
-    const uint64_t q = matrix_descriptor<QueryTile>(queries), k = matrix_descriptor<KeyTile>(keys);
+    const uint64_t q = matrix_descriptor(queries), k = matrix_descriptor(keys);
 #pragma unroll
     for (int d = 0; d < Config::kHeadDim / 16; ++d) {
       const int column = d / 4, within = d % 4 * 32;
@@ -105,7 +105,7 @@ struct GroupTile : RowTile<Config, 16, Config::kBlock> {
     warpgroup_commit();
   }
   __device__ void issue_values(uint32_t values) {
-    const uint64_t v = matrix_descriptor<ValueTile>(values);
+    const uint64_t v = matrix_descriptor(values);
 #pragma unroll
     for (int k = 0; k < Config::kBlock / 16; ++k)
       warpgroup_multiply_add<Config::kCompute>(out[0], weights[0][k], v + k * 16 * 128 / 16);

@@ -158,7 +158,7 @@ class Producer {
 
       const Handover& keys = shared_.of_keys[stage];
       wait_empty(keys, position_.parity());
-      const uint32_t key_tile = ptx::shared_address(shared_.keys[stage]);
+      const uint32_t key_tile = ptx::shared_address(shared_.stages[stage].keys);
       if (whole && maps_.key_box) {
         copy_boxes<typename Config::KeyTile>(loader, task.kv_head, &maps_.keys, maps_.key_box, key_tile, keys);
       } else {
@@ -168,7 +168,7 @@ class Producer {
 
       const Handover& values = shared_.of_values[stage];
       wait_empty(values, position_.parity());
-      const uint32_t value_tile = ptx::shared_address(shared_.values[stage]);
+      const uint32_t value_tile = ptx::shared_address(shared_.stages[stage].values);
       if (whole && maps_.value_box) {
         copy_boxes<typename Config::ValueTile>(loader, task.kv_head, &maps_.values, maps_.value_box, value_tile,
                                                values);

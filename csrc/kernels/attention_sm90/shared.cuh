@@ -37,12 +37,16 @@ struct ByteMemory<Config, false> {
 };
 
 template <class Config>
+struct StageTiles {
+  char keys[Config::KeyTile::kBytes], values[Config::ValueTile::kBytes];
+};
+
+template <class Config>
 struct alignas(1024) SharedMemory {
   static constexpr int kEntries = 2;  // the next item's tiles come while one is computed on
 
   char queries[Config::QueryTile::kBytes];
-  char keys[Config::kStages][Config::KeyTile::kBytes];
-  char values[Config::kStages][Config::ValueTile::kBytes];
+  StageTiles<Config> stages[Config::kStages];
   float staged_max[Config::kStagedRows], staged_sum[Config::kStagedRows];
   ByteMemory<Config> bytes;
   Handover of_queries, of_keys[Config::kStages], of_values[Config::kStages], of_entries[kEntries];

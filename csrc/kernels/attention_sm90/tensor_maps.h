@@ -13,6 +13,7 @@ namespace chunkattn::sm90 {
 struct TensorMaps {
   CUtensorMap keys, values;
   int32_t key_box = 0, value_box = 0;
+  bool both = false;  // pools allow boxes
 };
 
 // Slots of a box: as many as always lie in one page and one block, if that is a multiple of the 8 rows after which the
@@ -65,6 +66,7 @@ inline TensorMaps tensor_maps(const AttentionParams& p, int block) {
   TensorMaps maps{};
   maps.key_box = describe_pool(p.k, p, p.head_dim, block, &maps.keys);
   maps.value_box = describe_pool(p.v, p, p.head_dim_v, block, &maps.values);
+  maps.both = maps.key_box && maps.value_box;
   return maps;
 }
 

@@ -27,12 +27,15 @@ CHUNKATTN_WARPGROUP_MULTIPLY(kF16, F16, 128);
 #undef CHUNKATTN_WARPGROUP_MULTIPLY
 
 // What an instruction is told of a ColumnTile of which it takes what begins at `address`: a multiple of 8 rows from its
-// start, and of 32 bytes within a column.
+// start, and of 32 bytes within a column. The lower word counts in 16 bytes; the upper one is the same for all tiles.
 template <class Tile>
-__device__ inline uint64_t matrix_descriptor(uint32_t address) {
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  constexpr uint64_t kEightRows = 8 * 128 >> 4, kNextColumn = Tile::kColumnBytes >> 4;
-  return kSwizzle128 | kEightRows << 32 | kNextColumn << 16 | (address & 0x3ffff) >> 4;
+__device__ inline uint32_t lower_descriptor(uint32_t address) {
+  constexpr uint32_t kNextColumn = Tile::kColumnBytes >> 4;
+  return (kNextColumn << 16) + (address >> 4);
+}
+__device__ inline uint64_t matrix_descriptor(uint32_t lower) {
+  constexpr uint32_t kSwizzle128 = 1u << 30, kEightRows = 8 * 128 >> 4;
+  return uint64_t{kSwizzle128 | kEightRows} << 32 | lower;
 }
 
 namespace detail {

@@ -3,6 +3,7 @@
 // Maxima are in units of log2. The maximum is exact, never lazy: the largest weight is then 1, which 16-bit formats
 // hold without error.
 #pragma once
+#include <cfloat>
 #include <cmath>
 
 #include "chunkattn/ptx/matrix.cuh"
@@ -12,30 +13,31 @@ namespace chunkattn {
 // What is subtracted from scores: 0 for a row that has seen no key yet, so that -inf stays -inf.
 __device__ inline float finite_max(float max) { return max == -INFINITY ? 0.0f : max; }
 
-// The same with the other sign, to be added.
-__device__ inline float minus_finite_max(float max) { return max == -INFINITY ? -0.0f : -max; }
-
 // Maximum and sum of weights of kRows rows. Four neighbouring lanes share a row: each has the row's maximum and its own
-// part of the sum.
+// part of the sum. Until a row has seen a score above -inf its maximum is the lowest finite number, from which -inf is
+// as far as from any other: weights are 0 without a test.
 template <int kRows>
 struct SoftmaxRows {
+  static constexpr float kLowest = -FLT_MAX;
   float max[kRows], sum[kRows];
 
   __device__ SoftmaxRows() {
 #pragma unroll
-    for (int row = 0; row < kRows; ++row) max[row] = -INFINITY, sum[row] = 0.0f;
+    for (int row = 0; row < kRows; ++row) max[row] = kLowest, sum[row] = 0.0f;
   }
 
-  // Raises a row's maximum to that of a block's scores times `factor`; returns by how much older sums shrink.
+  // Raises a row's maximum to that of a block's scores times `factor`; returns by how much older sums have to shrink.
   __device__ float raise(int row, float block_max, float factor) {
     block_max = fmaxf(block_max, __shfl_xor_sync(0xffffffff, block_max, 1));
     block_max = fmaxf(block_max, __shfl_xor_sync(0xffffffff, block_max, 2));
     const float top = fmaxf(max[row], block_max * factor);
-    const float shrink = ptx::exp2_approximate(max[row] + minus_finite_max(top));
+    const float shrink = ptx::exp2_approximate(max[row] - top);
     max[row] = top;
-    sum[row] *= shrink;
     return shrink;
   }
+
+  // -inf where no score was above it.
+  __device__ float maximum(int row) const { return max[row] == kLowest ? -INFINITY : max[row]; }
 
   // The sum of the whole row, in all four lanes.
   __device__ float total(int row) const {
