@@ -49,6 +49,12 @@ FAST_FP8 = [
     FP8.but(name="fp8"),
     FP8_MIXED.but(name="fp8 d64", scale_mode="head", head_dim=64),
 ]
+FAST_OTHERS = [
+    FP8.but(name="e5m2", kv_dtype=torch.float8_e5m2),
+    FP8_MIXED.but(name="e5m2 d64", kv_dtype=torch.float8_e5m2, head_dim=64),
+    FP8.but(name="int8 d64", kv_dtype=torch.int8, head_dim=64),
+    FP8_MIXED.but(name="int8", kv_dtype=torch.int8, scale_mode="head"),
+]
 FP8_CASES = [
     FP8_MIXED.but(name="fp8 mixed"),
     FP8_MIXED.but(name="fp8 no scale", scale_mode="none"),
@@ -64,6 +70,11 @@ FP8_CASES = [
                   num_kv_heads=1),
     FP8_MIXED.but(name="fp8 d64 invariant", q_lens=(33, 1, 5), kv_lens=(50, 2100, 40), invariant=True, head_dim=64),
 ]  # fmt: skip
+OTHER_CASES = [
+    case.but(name=case.name.replace("fp8", name), kv_dtype=dtype)
+    for name, dtype in (("e5m2", torch.float8_e5m2), ("int8", torch.int8))
+    for case in FP8_CASES
+]
 
 
 def kernels(session: Session) -> set[str]:
@@ -85,14 +96,14 @@ def test_against_the_oracle(case: AttentionCase, seed: int) -> None:
     check(case, seed)
 
 
-@pytest.mark.parametrize("case", FAST_FP8, ids=str)
+@pytest.mark.parametrize("case", FAST_FP8 + FAST_OTHERS, ids=str)
 def test_widened_caches(case: AttentionCase) -> None:
     check(case)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("case", FAST_FP8 + FP8_CASES, ids=str)
+@pytest.mark.parametrize("case", FAST_FP8 + FAST_OTHERS + FP8_CASES + OTHER_CASES, ids=str)
 def test_widened_caches_in_every_schedule(case: AttentionCase, seed: int) -> None:
     check(case, seed)
 

@@ -50,18 +50,31 @@ __device__ inline WidePairs widen<DType::kI8>(uint32_t word) {
 
 // Bytes 0 and 1, and bytes 2 and 3, of a word as two fp16 each: in their order (sm_90).
 template <DType kFormat>
-__device__ inline uint2 widen_in_order(uint32_t word) {
-  static_assert(kFormat == DType::kE4M3, "the formats that a variant lists");
-  uint2 pairs;
-  asm("{\n"
-      ".reg .b16 low, high;\n"
-      "mov.b32 {low, high}, %2;\n"
-      "cvt.rn.f16x2.e4m3x2 %0, low;\n"
-      "cvt.rn.f16x2.e4m3x2 %1, high;\n"
-      "}"
-      : "=r"(pairs.x), "=r"(pairs.y)
-      : "r"(word));
-  return pairs;
+__device__ inline uint2 widen_in_order(uint32_t word);
+
+#define CHUNKATTN_WIDEN_IN_ORDER(dtype, format)                         \
+  template <>                                                           \
+  __device__ inline uint2 widen_in_order<DType::dtype>(uint32_t word) { \
+    uint2 pairs;                                                        \
+    asm("{\n"                                                           \
+        ".reg .b16 low, high;\n"                                        \
+        "mov.b32 {low, high}, %2;\n"                                    \
+        "cvt.rn.f16x2." format                                          \
+        " %0, low;\n"                                                   \
+        "cvt.rn.f16x2." format                                          \
+        " %1, high;\n"                                                  \
+        "}"                                                             \
+        : "=r"(pairs.x), "=r"(pairs.y)                                  \
+        : "r"(word));                                                   \
+    return pairs;                                                       \
+  }
+CHUNKATTN_WIDEN_IN_ORDER(kE4M3, "e4m3x2")
+CHUNKATTN_WIDEN_IN_ORDER(kE5M2, "e5m2x2")
+#undef CHUNKATTN_WIDEN_IN_ORDER
+
+template <>
+__device__ inline uint2 widen_in_order<DType::kI8>(uint32_t word) {
+  return make_uint2(widen_int8(__byte_perm(word, 0, 0x4140)), widen_int8(__byte_perm(word, 0, 0x4342)));
 }
 
 // Where V has a scale a token, weights carry it into the product. A scale is about a row's largest magnitude divided by
