@@ -41,6 +41,16 @@ CASES = {
             scale_mode="token_head",
         ),
     ),
+    # States of decodes where keys were that tensor copies brought, and bring again.
+    "sm90 wide keys": (
+        90,
+        MIXED.but(
+            head_dim=192,
+            head_dim_v=128,
+            q_lens=(70, 3, 1, 1, 5, 3, 1, 1, 1, 1),
+            kv_lens=(700, 600, 900, 40, 0, 300, 260, 50, 70, 30),
+        ),
+    ),
 }
 
 

@@ -18,6 +18,9 @@ ATTEND = laws.operator("cuda")
 MIXED = AttentionCase("mixed", *BATCHES["mixed_with_empty"], num_q_heads=6, num_kv_heads=2, head_dim=128, padding=3)
 # Blocks of 128 keys that are wholly seen come as boxes; every case has some, and some at an edge.
 LONG = AttentionCase("long", (70, 1, 9), (500, 530, 300), num_q_heads=8, num_kv_heads=2, head_dim=128)
+INVARIANT = MIXED.but(
+    name="invariant", q_lens=(33, 1, 5), kv_lens=(50, 2100, 40), invariant=True, num_q_heads=5, num_kv_heads=1
+)
 CASES = [
     MIXED,
     LONG,
@@ -38,9 +41,19 @@ CASES = [
     LONG.but(name="d64", head_dim=64, num_splits=2),
     LONG.but(name="d64 odd pages", head_dim=40, page_size=5, sinks=True, window=(300, -1)),
     LONG.but(name="d64 invariant", q_lens=(33, 1, 5), kv_lens=(50, 2100, 40), head_dim=64, invariant=True),
-    MIXED.but(name="invariant", q_lens=(33, 1, 5), kv_lens=(50, 2100, 40), invariant=True, num_q_heads=5,
-              num_kv_heads=1),
+    INVARIANT,
+    LONG.but(name="d192", head_dim=192, head_dim_v=128, num_splits=2, page_size=64),
+    MIXED.but(name="d192 mixed", head_dim=192, head_dim_v=128, sinks=True),
 ]  # fmt: skip
+WIDE = LONG.but(head_dim=192, head_dim_v=128)
+WIDE_CASES = [
+    WIDE.but(name="d192 odd pages", head_dim=160, page_size=5, layout="hnd"),
+    WIDE.but(name="d192 padded rows", head_dim=136, head_dim_v=72, layout="lanes", q_layout="offset"),
+    WIDE.but(name="d192 window cap alibi", window=(200, -1), softcap=9.0, alibi="request", layout="fused"),
+    WIDE.but(name="d192 tree fp16", tree=True, dtype=torch.float16, page_size=24),
+    WIDE.but(name="d192 decodes", q_lens=(1, 1, 1), kv_lens=(500, 1, 129), num_splits=3),
+    WIDE.but(name="d192 invariant", q_lens=(33, 1, 5), kv_lens=(50, 2100, 40), invariant=True),
+]
 
 # 8-bit caches are widened on their way into the same tiles.
 FP8 = LONG.but(kv_dtype=torch.float8_e4m3fn, scale_mode="token_head")
@@ -93,6 +106,13 @@ def check(case: AttentionCase, seed: int = 0) -> None:
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full), pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_against_the_oracle(case: AttentionCase, seed: int) -> None:
+    check(case, seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("case", WIDE_CASES, ids=str)
+def test_keys_wider_than_values(case: AttentionCase, seed: int) -> None:
     check(case, seed)
 
 
@@ -174,9 +194,11 @@ def test_any_number_of_multiprocessors(multiprocessors: int) -> None:
         assert_state_close(ATTEND(inputs), inputs.expected())
 
 
-def test_invariant_rows_do_not_depend_on_chunking_or_neighbours() -> None:
+@pytest.mark.parametrize("head_dim", [128, pytest.param(192, marks=pytest.mark.full)])
+def test_invariant_rows_do_not_depend_on_chunking_or_neighbours(head_dim: int) -> None:
     """One request walks two segments of 2,048 keys in one item; cut into pieces it has the same bits."""
-    inputs = build(CASES[-1].but(q_lens=(40, 9), kv_lens=(40, 2200), padding=0))
+    case = INVARIANT.but(q_lens=(40, 9), kv_lens=(40, 2200), padding=0, head_dim=head_dim, head_dim_v=128)
+    inputs = build(case)
     with emulated(90):
         whole = ATTEND(inputs)
         assert_state_close(whole, inputs.expected())

@@ -49,18 +49,23 @@ struct Config {
 
   static constexpr int kStagedRows = kConsumerWarps * kDecodeRows;
   static constexpr int kStageBytes = KeyTile::kBytes + ValueTile::kBytes + (kWidens ? 2 * kBlock * 4 : 0);
-  static constexpr int kFixedBytes = QueryTile::kBytes + kStagedRows * ((kWidens ? 0 : kHeadDimV) + 2) * 4 +
-                                     kRingBytes + (kWidens ? kRows * 4 : 0) + 1024;
-  static constexpr int kFitting = (kSharedPerCta - kFixedBytes) / kStageBytes;
+  static constexpr int kFixedBytes =
+      QueryTile::kBytes + kStagedRows * 2 * 4 + kRingBytes + (kWidens ? kRows * 4 : 0) + 1024;
+  static constexpr int fitting(int bytes) { return (kSharedPerCta - kFixedBytes - bytes) / kStageBytes; }
+
+  // Decodes leave a state a warp in shared memory. Beside a ring of bytes, or K of many columns, there is no room for
+  // it but where the warp's own keys of the last block were.
+  static constexpr int kStateBytes = kStagedRows * kHeadDimV * 4;
+  static constexpr bool kStateInStage = kWidens || fitting(kStateBytes) < 2;
+  static constexpr int kFitting = fitting(kStateInStage ? 0 : kStateBytes);
   static constexpr int kStages = kFitting < 4 ? kFitting : 4;  // K and V blocks in shared memory, each
   static_assert(kStages >= 2, "the next block must load while one is computed on");
 
-  // Decodes leave a state a warp in shared memory; permuted so that neither side meets a bank conflict. Beside a ring
-  // of bytes there is no room for it but where the warp's own keys of the last block were: a column of 128 bytes of K's
+  // Where the state lies, permuted so that neither side meets a bank conflict. In a stage: a column of 128 bytes of K's
   // tile after the other, then those of V's.
-  static_assert(!kWidens || kHeadDim >= kHeadDimV, "a stage has room for it");
+  static_assert(!kStateInStage || kHeadDim >= kHeadDimV, "a stage has room for it");
   CHUNKATTN_HOST_DEVICE static constexpr int staged(int row, int column) {
-    if (!kWidens) return row * kHeadDimV + (column ^ row % 4 * 8);
+    if (!kStateInStage) return row * kHeadDimV + (column ^ row % 4 * 8);
     return column / 32 * (KeyTile::kColumnBytes / 4) + row * 32 + (column % 32 ^ row % 4 * 8);
   }
 };

@@ -209,11 +209,11 @@ class Consumer {
 
       wait_full(shared_.of_keys[stage], position_.parity());
       tile.multiply_keys(queries.moved(0), keys.moved(stage * sizeof(StageTiles<Config>)));
-      if constexpr (!Config::kWidens) release(shared_.of_keys[stage], lane());
+      const bool kept = Config::kStateInStage && block + 1 == blocks.end;  // for the warp's state
+      if (!Config::kWidens && !kept) release(shared_.of_keys[stage], lane());
       if (transforms)
         tile.transform(ScoreMod(p_.attention, task.kv_head), p_, task, task.row_begin, first_key,
                        key_scales(warp() * kWarpKeys), query_scales(0));
-      const bool kept = Config::kWidens && block + 1 == blocks.end;  // for the warp's state
       if (Config::kWidens && !kept) release(shared_.of_keys[stage], lane());
       if (!blocks.every.holds_all(first_key, kWarpKeys)) {
         tile.hide(visible_keys(p_, task), p_, task, task.row_begin, first_key);
@@ -227,7 +227,7 @@ class Consumer {
       if (!kept) release(shared_.of_values[stage], lane());
     }
     release(shared_.of_queries, lane());
-    if constexpr (Config::kWidens) {
+    if constexpr (Config::kStateInStage) {
       const int stage = (position_.count + Config::kStages - 1) % Config::kStages;
       const bool any = blocks.end > blocks.first;  // without a block there is no place for a state, and no state
       join_states(task, tile, reinterpret_cast<float*>(shared_.stages[stage].keys), any);
@@ -235,7 +235,7 @@ class Consumer {
       release(shared_.of_keys[stage], lane());
       release(shared_.of_values[stage], lane());
     } else {
-      join_states(task, tile, shared_.bytes.staged, true);
+      join_states(task, tile, shared_.state.staged, true);
     }
   }
 

@@ -22,8 +22,7 @@ struct Handover {
   }
 };
 
-// What 8-bit caches need: tiles on their way, and scales of what is in the tiles of queries, K and V. Others have room
-// for the states that decodes leave.
+// What 8-bit caches need: tiles on their way, and scales of what is in the tiles of queries, K and V.
 template <class Config, bool kWidens = Config::kWidens>
 struct ByteMemory {
   alignas(128) char tiles[Config::kByteTiles][Config::kByteTile];
@@ -32,8 +31,14 @@ struct ByteMemory {
       value_scales[Config::kStages][Config::kBlock];
 };
 template <class Config>
-struct ByteMemory<Config, false> {
-  float staged[Config::kStagedRows * Config::kHeadDimV];
+struct ByteMemory<Config, false> {};
+
+// Room for the states that decodes leave.
+template <class Config, bool kStateInStage = Config::kStateInStage>
+struct StateMemory {};
+template <class Config>
+struct StateMemory<Config, false> {
+  alignas(16) float staged[Config::kStagedRows * Config::kHeadDimV];
 };
 
 template <class Config>
@@ -49,6 +54,7 @@ struct alignas(1024) SharedMemory {
   StageTiles<Config> stages[Config::kStages];
   float staged_max[Config::kStagedRows], staged_sum[Config::kStagedRows];
   ByteMemory<Config> bytes;
+  StateMemory<Config> state;
   Handover of_queries, of_keys[Config::kStages], of_values[Config::kStages], of_entries[kEntries];
   Entry entries[kEntries];
   int32_t arrivals;
