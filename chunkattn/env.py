@@ -1,4 +1,4 @@
-"""Every environment variable that chunkattn reads, in one place. Bad values raise.
+"""Every environment variable that chunkattn reads, in one place. Bad values raise where a setting is first used.
 
 ==================== =========================== ====================================================
 variable             values                      meaning
@@ -17,13 +17,14 @@ CHUNKATTN_VLLM_SO    a file                      vLLM's CPU op library (_C.abi3.
 CHUNKATTN_GGML_LIB   a folder                    ggml's libraries (libggml-cpu.so, …), a peer in benchmarks
 ==================== =========================== ====================================================
 
-The variables are read once, when this module is imported.
+The variables are read once, when this module is imported; a command refuses bad values before it begins.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import NoReturn, cast
 
 ISAS = ("avx512bf16", "avx512", "avx2", "portable")
 BACKENDS = ("reference", "cpu", "triton", "cuda")
@@ -77,4 +78,21 @@ def read() -> Settings:
     )
 
 
-SETTINGS = read()
+class _Refused:
+    """In place of settings that could not be read: a command is imported all the same and says so; any use raises."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ValueError(self._reason)
+
+
+def _read_or_refuse() -> Settings:
+    try:
+        return read()
+    except ValueError as error:
+        return cast(Settings, _Refused(str(error)))
+
+
+SETTINGS = _read_or_refuse()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 
+from chunkattn import env
 from chunkattn.extras import MissingExtraError, require
 
 
@@ -13,6 +14,11 @@ def main() -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that has no "×" shows "?"
+    try:
+        env.read()
+    except ValueError as error:
+        print(f"chunkattn: {error}", file=sys.stderr)
+        return 2
     try:
         require("click", extra="demo", purpose="the command chunkattn")
         from chunkattn.cli.commands import cli

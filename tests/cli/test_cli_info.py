@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,16 @@ def test_the_module_is_the_command() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Usage: chunkattn tune ")
     assert subprocess.run([sys.executable, "-m", "chunkattn", "nothing"], capture_output=True).returncode == 2
+
+
+@pytest.mark.parametrize("module", ["chunkattn", "chunkattn.cli"])
+def test_a_bad_variable_is_one_sentence(module: str) -> None:
+    environment = {**os.environ, "CHUNKATTN_BUILD_JOBS": "many"}
+    command = [sys.executable, "-m", module, "build", "--list"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "chunkattn: CHUNKATTN_BUILD_JOBS: expected a positive integer, got 'many'\n"
 
 
 def test_info_says_where_the_gpu_kernels_are(monkeypatch: pytest.MonkeyPatch) -> None:

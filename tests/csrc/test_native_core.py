@@ -75,7 +75,7 @@ print(chunkattn.explain(chunkattn.AttentionSpec('cpu', torch.bfloat16, torch.bfl
 """
     for isa in core().isas():
         assert isa + "," in run(code, CHUNKATTN_ISA=isa).stdout.split("\n")[0]
-    bad = run("import chunkattn", CHUNKATTN_ISA="sse9")
+    bad = run(code, CHUNKATTN_ISA="sse9")
     assert bad.returncode != 0
     assert "CHUNKATTN_ISA: expected one of avx512bf16, avx512, avx2, portable, got 'sse9'" in bad.stderr
 
