@@ -36,7 +36,7 @@ class PagePool:
     """Hands out page ids, counts who holds them, and finds pages by content."""
 
     def __init__(self, num_pages: int, page_size: int, hash_page: Callable[[bytes, bytes], bytes] = chain_hash) -> None:
-        """All pages start free.
+        """All pages start free; a pool costs memory for the pages that were ever handed out, not for its size.
 
         Args:
             num_pages: pages in the pool, at least 1.
@@ -50,14 +50,17 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self.hash_page = hash_page
-        self.references = [0] * num_pages
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
-        self._content: list[CachedPage | None] = [None] * num_pages
+        # Of the pages handed out so far; those from the end of these lists on are free and were never used.
+        self.references: list[int] = []
+        self._content: list[CachedPage | None] = []
+        # Free pages that were given back, in that order: without and with content that can be found.
+        self._blank: dict[int, None] = {}
+        self._remembered: OrderedDict[int, None] = OrderedDict()
         self._index: dict[bytes, CachedPage] = {}
 
     def __len__(self) -> int:
         """Free pages."""
-        return len(self._free)
+        return len(self._blank) + self.num_pages - len(self.references) + len(self._remembered)
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold this many tokens."""
@@ -81,9 +84,9 @@ class PagePool:
         Raises:
             ValueError: fewer are free.
         """
-        if count > len(self._free):
-            raise ValueError(f"count: expected at most {len(self._free)} (the free pages), got {count}")
-        pages = [self._free.popitem(last=False)[0] for _ in range(count)]
+        if count > len(self):
+            raise ValueError(f"count: expected at most {len(self)} (the free pages), got {count}")
+        pages = [self._next_free() for _ in range(count)]
         for page in pages:
             self.references[page] = 1
             self._forget(page)
@@ -93,7 +96,8 @@ class PagePool:
         """Holds pages that are cached or in use once more."""
         for page in pages:
             self.references[page] += 1
-            self._free.pop(page, None)
+            self._blank.pop(page, None)
+            self._remembered.pop(page, None)
 
     def commit(self, page: int, key: tuple[bytes, bytes], parent: CachedPage | ExtraKeys) -> CachedPage | None:
         """Makes a full, computed page findable.
@@ -123,14 +127,22 @@ class PagePool:
             ValueError: a page is not in use (as often) or not of this pool; nothing is given back then.
         """
         for page, count in Counter(pages).items():
-            if not 0 <= page < self.num_pages or self.references[page] < count:
+            if not 0 <= page < len(self.references) or self.references[page] < count:
                 raise ValueError(f"pages: expected pages in use (of {self.num_pages}), got {page}")
         for page in reversed(pages):
             self.references[page] -= 1
             if not self.references[page]:
-                self._free[page] = None
-                # A page without known content is worth nothing: it goes out first.
-                self._free.move_to_end(page, last=self._content[page] is not None)
+                (self._blank if self._content[page] is None else self._remembered)[page] = None
+
+    def _next_free(self) -> int:
+        """The free page that is worth least: one without content, the last given back first; a new one; the oldest."""
+        if self._blank:
+            return self._blank.popitem()[0]
+        if len(self.references) == self.num_pages:
+            return self._remembered.popitem(last=False)[0]
+        self.references.append(0)
+        self._content.append(None)
+        return len(self.references) - 1
 
     def _forget(self, page: int) -> None:
         entry = self._content[page]

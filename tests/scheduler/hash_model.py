@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
-from chunkattn.scheduler import Chunk, Request, ScheduledBatch, Scheduler, Status
+from chunkattn.scheduler import Chunk, PagePool, Request, ScheduledBatch, Scheduler, Status
 from chunkattn.serving import Draft, StepMetadata
 
 VOCABULARY = 50
@@ -47,7 +47,7 @@ class HashModel:
 
     def __call__(self, batch: ScheduledBatch) -> dict[str, int | list[int]]:
         if self.scheduler is not None:  # what nobody holds and nobody can find may be gone
-            for page in self.scheduler.pool._free:
+            for page in free_pages(self.scheduler.pool):
                 if self.scheduler.pool._content[page] is None:
                     self.poison(page)
         drafts = {chunk.request.request_id: guess(chunk) for chunk in batch.chunks if chunk.num_drafts}
@@ -91,6 +91,11 @@ class HashModel:
     def read(self, pages: list[int], seq_len: int, extra: object) -> int:
         seen = [self.cache[pages[p // self.page_size] * self.page_size + p % self.page_size] for p in range(seq_len)]
         return next_token([-1 if s is None or s[1:] != (p, extra) else s[0] for p, s in enumerate(seen)])
+
+
+def free_pages(pool: PagePool) -> list[int]:
+    """Those that were handed out before."""
+    return [*pool._blank, *pool._remembered]
 
 
 def guess(chunk: Chunk) -> Draft:

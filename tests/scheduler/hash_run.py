@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hash_model import HashModel
+from hash_model import HashModel, free_pages
 
 from chunkattn.scheduler import Policy, Request, ScheduledBatch, Scheduler, SchedulerConfig, Status
 
@@ -60,13 +60,14 @@ class HashRun:
 def check_pool(scheduler: Scheduler, requests: Sequence[Request] | None = None) -> None:
     """References, free list and content index agree with the block tables."""
     pool = scheduler.pool
-    held = [0] * pool.num_pages
+    held = [0] * len(pool.references)
     for request in requests if requests is not None else scheduler.running + scheduler.waiting:
         assert request.status is Status.RUNNING or not request.block_table
         for page in request.block_table:
             held[page] += 1
     assert pool.references == held
-    assert set(pool._free) == {page for page, count in enumerate(held) if not count}
+    assert set(free_pages(pool)) == {page for page, count in enumerate(held) if not count}
+    assert len(pool) == pool.num_pages - sum(map(bool, held))
     content = {entry.digest: entry for entry in pool._content if entry is not None}
     assert content == pool._index
     assert all(pool._content[entry.page] is entry for entry in content.values())

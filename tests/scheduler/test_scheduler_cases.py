@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import pytest
 from hash_model import expected
 from hash_run import HashRun as Run
 
-from chunkattn.scheduler import Request, SchedulerConfig, Status, slots_needed
+from chunkattn.scheduler import PagePool, Request, SchedulerConfig, Status, slots_needed
 
 
 @pytest.mark.parametrize("prompt_len", [47, 48, 49, 63])
@@ -265,3 +266,24 @@ def test_pool_refuses_what_is_not_in_use() -> None:
     assert len(pool) == 3
     with pytest.raises(ValueError, match="count: expected at most 3"):
         pool.alloc(4)
+
+
+def test_pages_go_out_in_the_order_of_their_worth() -> None:
+    """Given back without content, the last first; then those never used; then what is remembered, the oldest first."""
+    pool = PagePool(6, 1)
+    assert pool.alloc(4) == [0, 1, 2, 3]
+    for page in (3, 1):
+        pool.commit(page, (bytes([page]), b""), ())
+    pool.release([3])
+    pool.release([2, 1, 0])
+    assert len(pool) == 6
+    assert pool.alloc(6) == [2, 0, 4, 5, 3, 1]
+
+
+def test_a_pool_costs_what_is_used_of_it() -> None:
+    tracemalloc.start()
+    try:
+        assert len(PagePool(1_000_000, 16).alloc(10)) == 10
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
