@@ -13,7 +13,7 @@ import pytest
 
 from . import native
 from .launch import Options
-from .session import Session, emulated
+from .session import Session, emulated, note_told
 
 _SEED_FIXTURE = "emulator_seed"
 
@@ -76,6 +76,8 @@ def _emulated_session(request: pytest.FixtureRequest) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    if call.excinfo is not None:
+        note_told(call.excinfo.value)
     outcome = yield
     report = outcome.get_result()
     params = getattr(getattr(item, "callspec", None), "params", {})

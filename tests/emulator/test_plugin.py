@@ -122,3 +122,16 @@ def test_out_of_bounds_is_reported_with_the_seed(tmp_path: Path) -> None:
     assert "past the end of 'x" in output
     assert "test_double.py:10" in output
     assert "--emulator-seed 7" in output
+    assert output.count("[bounds]") == 1
+    assert "1 failed in" in output
+
+
+@needs_triton
+def test_a_finding_that_a_caller_swallows_is_reported(tmp_path: Path) -> None:
+    swallowing = TRITON_TEST.replace("    double[", "    with contextlib.suppress(AssertionError):\n        double[")
+    swallowing = swallowing.replace("    assert torch.equal(out, x * 2)\n", "").replace("LENGTH", "256")
+    (tmp_path / "test_double.py").write_text("import contextlib\n" + swallowing)
+    status, output = run_pytest(tmp_path, "--emulator-seed", "7")
+    assert status == 1, output
+    assert output.count("[bounds]") == 1
+    assert "1 passed, 1 error in" in output
