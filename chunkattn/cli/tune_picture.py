@@ -1,4 +1,4 @@
-"""The curves behind a token budget: step time, rate, and what users felt in the replay."""
+"""The curves behind a token budget: step time, rate, and what users felt in the replay or, without one, would wait."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def budget_picture(plan: BudgetPlan, confirmation: Confirmation | None, shown: C
 
 
 def budget_figure(plan: BudgetPlan, confirmation: Confirmation | None, shown: Collection[int], error: float) -> Figure:
-    """A panel each for step time, prompt rate and, where there was one, the replay.
+    """A panel each for step time, prompt rate, and the replay or, where there was none, the predicted TTFT.
 
     Args:
         plan: candidates and objective.
@@ -36,16 +36,17 @@ def budget_figure(plan: BudgetPlan, confirmation: Confirmation | None, shown: Co
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    panels = 3 if confirmation is not None else 2
-    figure = Figure(figsize=(4.6 * panels, 4.4), layout="constrained")
+    figure = Figure(figsize=(13.8, 4.4), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, panels)
+    axes = figure.subplots(1, 3)
     marked = [i for i, candidate in enumerate(plan.candidates) if candidate.budget in shown]
     _steps(axes[0], plan, marked, error)
     _rates(axes[1], plan, marked)
     chosen = confirmation.chosen.budget if confirmation is not None and confirmation.chosen is not None else None
     if confirmation is not None:
         _replay(axes[2], plan, confirmation)
+    else:
+        _prompts(axes[2], plan, marked)
     if plan.needs is not None:
         figure.suptitle(f"infeasible: no budget meets the objective, {plan.needs.binding.upper()} is missed")
     elif chosen is None:
@@ -77,6 +78,15 @@ def _rates(axis: Any, plan: BudgetPlan, marked: list[int]) -> None:
     if feasible:
         axis.plot([c.budget for c in feasible], [c.rate for c in feasible], "o", color=_CHOSEN, ms=5, label="feasible")
     axis.set(title="prompt tokens/s beside the decodes", ylim=(0, None))
+
+
+def _prompts(axis: Any, plan: BudgetPlan, marked: list[int]) -> None:
+    times, asked = [c.ttft for c in plan.candidates], plan.objective.ttft
+    axis.plot([c.budget for c in plan.candidates], times, ".-", markevery=marked, color=_LINE, label="predicted TTFT")
+    if asked is not None:
+        axis.axhline(asked, color=_LIMIT, ls="--", label="TTFT objective")
+        axis.axhline(asked * (1 - plan.objective.margin), color=_LIMIT, ls=":", label="with margin")
+    axis.set(title=f"first token of a prompt of {plan.load.prompt}, s", ylim=(0, None))
 
 
 def _replay(axis: Any, plan: BudgetPlan, confirmation: Confirmation) -> None:

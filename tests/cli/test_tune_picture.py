@@ -63,13 +63,26 @@ def test_infeasible_is_in_the_title_and_nothing_feasible_in_the_legend(
     assert "feasible" not in figure.axes[1].get_legend_handles_labels()[1]
 
 
+def test_without_a_replay_the_predicted_ttft_is_shown() -> None:
+    plan = plan_of(Objective(0.05, ttft=0.01))
+    figure = budget_figure(plan, None, SHOWN, 0.1)
+    curve, objective, margin = figure.axes[2].lines
+    assert list(zip(curve.get_xdata(), curve.get_ydata())) == [(c.budget, c.ttft) for c in plan.candidates]
+    assert {plan.candidates[i].budget for i in curve.get_markevery()} == SHOWN
+    assert (objective.get_label(), objective.get_ydata()[0]) == ("TTFT objective", 0.01)
+    assert margin.get_ydata()[0] == pytest.approx(0.009)
+    (curve,) = budget_figure(plan_of(Objective(0.005)), None, SHOWN, 0.1).axes[2].lines
+    assert curve.get_label() == "predicted TTFT"
+
+
 def test_what_is_not_confirmed_says_so() -> None:
     figure = budget_figure(plan_of(Objective(0.05)), replay_of(None), SHOWN, 0.1)
     assert figure.get_suptitle().startswith("not confirmed")
 
 
-def test_no_legend_covers_a_curve() -> None:
-    figure = budget_figure(plan_of(Objective(0.05, ttft=1.5)), replay_of(256), SHOWN, 0.2)
+@pytest.mark.parametrize("replay", [replay_of(256), None], ids=["replayed", "infeasible"])
+def test_no_legend_covers_a_curve(replay: Confirmation | None) -> None:
+    figure = budget_figure(plan_of(Objective(0.05, ttft=1.5 if replay else 0.01)), replay, SHOWN, 0.2)
     figure.canvas.draw()
     for axis in figure.axes:
         legend = axis.get_legend().get_window_extent()
