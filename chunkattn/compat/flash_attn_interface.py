@@ -12,6 +12,7 @@ from torch import Tensor
 import chunkattn
 from chunkattn.compat import flash_attn
 from chunkattn.compat.flash_attn_call import Window, window_of
+from chunkattn.compat.head_dim import padded_dim
 from chunkattn.compat.refusals import foreign_names, refuse_unless
 from chunkattn.compat.scheduler_metadata import SchedulerMetadata
 
@@ -145,8 +146,8 @@ def get_scheduler_metadata(
             lengths,
             num_q_heads=num_heads_q,
             num_kv_heads=num_heads_kv,
-            head_dim=headdim + -headdim % 8,
-            head_dim_v=None if headdim_v is None else headdim_v + -headdim_v % 8,
+            head_dim=padded_dim(headdim),
+            head_dim_v=None if headdim_v is None else padded_dim(headdim_v),
             page_size=page_size or max_seqlen_k,
             dtype=qkv_dtype,
             causal=causal,

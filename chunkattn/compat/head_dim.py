@@ -5,12 +5,20 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from chunkattn.types import MAX_HEAD_DIM
+
 _STEP = 8
 
 
+def padded_dim(dim: int) -> int:
+    """The next multiple of 8; a dim that is refused stays as it came, for the message."""
+    return dim + -dim % _STEP if 0 < dim <= MAX_HEAD_DIM else dim
+
+
 def padded(x: Tensor) -> Tensor:
-    """x with its last dim padded to a multiple of 8; x itself where it is one."""
-    return F.pad(x, (0, -x.shape[-1] % _STEP)) if x.shape[-1] % _STEP else x
+    """x with its last dim padded to `padded_dim`; x itself where it is that long."""
+    more = padded_dim(x.shape[-1]) - x.shape[-1]
+    return F.pad(x, (0, more)) if more else x
 
 
 def write_back(padded_cache: Tensor, cache: Tensor) -> None:

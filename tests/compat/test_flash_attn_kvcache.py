@@ -57,6 +57,17 @@ def test_whole_cache_is_the_default():
     assert_bitwise_equal(flash_attn.flash_attn_func(q, k_cache, v_cache), out)
 
 
+@pytest.mark.parametrize("dim", [257, 300])
+def test_the_head_dim_that_came_is_reported(dim):
+    q, k_cache, v_cache, k, v = cache_case(torch.float32, dim=dim)
+    with pytest.raises(ValueError, match=rf"^k_cache: expected a head dim that .* up to 256, got {dim}$"):
+        flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=7)
+    lengths = torch.tensor([7, 7], dtype=INT32)
+    for name, dims in (("headdim", {"headdim": dim}), ("headdim_v", {"headdim": 32, "headdim_v": dim})):
+        with pytest.raises(ValueError, match=rf"^{name}: expected a multiple of 8 up to 256, got {dim}$"):
+            flash_attn_interface.get_scheduler_metadata(2, 3, 40, 4, 2, cache_seqlens=lengths, **dims)
+
+
 @pytest.mark.parametrize("dim", [32, 27])
 def test_paged_append_of_packed_tokens(dim):
     torch.manual_seed(3)
