@@ -11,7 +11,7 @@ def copy_pages(cache: Tensor, source: Tensor, target: Tensor, *, backend: str | 
     """Copies whole pages inside a pool, e.g. copy-on-write of a shared prefix.
 
     Args:
-        cache: [N, …] any strides; written.
+        cache: [N, …] any strides, of a dtype that a KV cache can have, or uint8, int32 or int64; written.
         source, target: int32 or int64 [n] page ids; no page may be a target twice or both source and target.
 
     Example:
@@ -31,7 +31,7 @@ def gather_pages(cache: Tensor, pages: Tensor, *, out: Tensor | None = None, bac
     """Packs pages of a pool into one dense block, e.g. to swap them out or hand a prompt's KV to another worker.
 
     Args:
-        cache: [N, …] any strides.
+        cache: [N, …] any strides, of a dtype that a KV cache can have, or uint8, int32 or int64.
         pages: int32 or int64 [n]. On GPUs ids outside the pool are checked with CHUNKATTN_DEBUG=1 alone; else their
             rows of the result are left as they were.
         out: [n, …] to write into, outside the pool's memory; None allocates.
@@ -58,7 +58,7 @@ def scatter_pages(block: Tensor, cache: Tensor, pages: Tensor, *, backend: str |
 
     Args:
         block: [n, …], outside the pool's memory.
-        cache: [N, …] any strides; written.
+        cache: [N, …] any strides, of a dtype that a KV cache can have, or uint8, int32 or int64; written.
         pages: int32 or int64 [n], each at most once.
 
     Example:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from chunkattn.types import AttentionSpec
+from chunkattn.types import DTYPES, KV_DTYPES_QUANTISED, AttentionSpec
 from chunkattn.validate.sentences import bad_dtype, bad_shape
 from chunkattn.validate.tensor import dense, no_gradients, on_device, tensors, written
+
+# What the native core knows: caches, also fp8 ones that another engine holds as bytes, and integers kept beside them.
+_POOL_DTYPES = (*DTYPES, *KV_DTYPES_QUANTISED, torch.uint8, torch.int32, torch.int64)
 
 
 def copy_pages(cache: Tensor, source: Tensor, target: Tensor) -> AttentionSpec:
@@ -44,6 +47,8 @@ def pages(cache: Tensor, **lists: Tensor) -> AttentionSpec:
     dense(cache=cache, **lists)
     if cache.dim() < 2:
         bad_shape("cache", cache, "[N, …], pages first")
+    if cache.dtype not in _POOL_DTYPES:
+        bad_dtype("cache", cache, "a dtype that a KV cache can have")
     for arg, ids in lists.items():
         if ids.dtype not in (torch.int32, torch.int64):
             bad_dtype(arg, ids, "torch.int32 or torch.int64")

@@ -77,17 +77,27 @@ def test_no_pages(pool, backend):
     assert_bitwise_equal(pool, before)
 
 
-@pytest.mark.parametrize("dtype", [torch.int16, torch.float64])
-def test_dtypes_that_no_cache_has_are_moved_or_refused(dtype, backend):
-    before = torch.arange(4 * 16, dtype=dtype).view(4, 16)
+@pytest.mark.parametrize("dtype", [torch.int16, torch.float64, torch.bool, torch.float8_e4m3fnuz])
+def test_dtypes_that_no_cache_has_are_refused(dtype, backend):
+    before = torch.arange(4 * 16, dtype=torch.float32).view(4, 16).to(dtype)
     pool = before.clone()
-    if backend in ("reference", "triton"):
-        chunkattn.copy_pages(pool, torch.tensor([3]), torch.tensor([1]), backend=backend)
-        before[1] = before[3]
-    else:
-        with pytest.raises(TypeError, match=f"cache: expected a dtype that a KV cache can have, got {dtype}"):
-            chunkattn.copy_pages(pool, torch.tensor([3]), torch.tensor([1]), backend=backend)
-    assert_bitwise_equal(pool, before)
+    source, target = torch.tensor([3]), torch.tensor([1])
+    for call in (
+        lambda: chunkattn.copy_pages(pool, source, target, backend=backend),
+        lambda: chunkattn.gather_pages(pool, source, backend=backend),
+        lambda: chunkattn.scatter_pages(before[:1], pool, target, backend=backend),
+    ):
+        with pytest.raises(TypeError, match=f"^cache: expected a dtype that a KV cache can have, got {dtype}$"):
+            call()
+    assert torch.equal(pool.view(torch.uint8), before.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_bytes_and_integers_beside_a_cache_are_moved(dtype, backend):
+    pool = torch.arange(4 * 16).to(dtype).view(4, 16)
+    expected = pool[[0, 3, 2, 3]]
+    chunkattn.copy_pages(pool, torch.tensor([3]), torch.tensor([1]), backend=backend)
+    assert_bitwise_equal(pool, expected)
 
 
 @pytest.mark.parametrize("page", [-1, 12, 2**31 - 1])
