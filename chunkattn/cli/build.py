@@ -51,7 +51,9 @@ def build(arch: str, patterns: tuple[str, ...], output: Path | None, as_list: bo
         except builder.BuildError as error:
             raise click.ClickException(str(error)) from error
         rows = [described(variant, libraries.get(variant.name) or _find(variant, output)) for variant in variants]
-        click.echo(json.dumps({"variants": rows}, indent=1) if as_json else "\n".join(map(line_of, rows)))
+        width = max((len(row["name"]) for row in rows), default=0)
+        lines = (line_of(row, width) for row in rows)
+        click.echo(json.dumps({"variants": rows}, indent=1) if as_json else "\n".join(lines))
 
 
 def _find(variant: Variant, output: Path | None) -> store.Library | None:
@@ -97,9 +99,9 @@ def described(variant: Variant, library: store.Library | None) -> dict[str, Any]
     }
 
 
-def line_of(row: dict[str, Any]) -> str:
-    """One line of the list."""
+def line_of(row: dict[str, Any], width: int) -> str:
+    """One line of the list; `width` of the longest name."""
     if row["place"] is None:
-        return f"{row['name']:<40} missing  {row['reason'] or 'built on first use'}"
+        return f"{row['name']:<{width}}  missing  {row['reason'] or 'built on first use'}"
     size = f"{row['bytes'] / 1024:.0f} KB"
-    return f"{row['name']:<40} {row['place']:<8} {size:>8}  {row['registers']} registers  {row['path']}"
+    return f"{row['name']:<{width}}  {row['place']:<8} {size:>8}  {row['registers']:>3} registers  {row['path']}"

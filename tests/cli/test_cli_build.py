@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from chunkattn.build import builder, store
-from chunkattn.build.variants import all_variants
+from chunkattn.build.variants import Variant, all_variants
 from chunkattn.cli.commands import cli
 
 
@@ -22,6 +23,23 @@ def test_the_list_names_every_variant_and_builds_nothing(monkeypatch: pytest.Mon
     assert result.exit_code == 0, result.output
     for variant in all_variants():
         assert variant.name in result.output
+
+
+def test_the_columns_of_the_list_are_straight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def find(variant: Variant, folders: object = None) -> store.Library | None:
+        if variant.kernel == "plan":
+            return None
+        manifest = {"bytes": 2**21 if variant.kernel == "pages" else 2**10}
+        kernels = {"kernels": {"a": {"registers": 255 if variant.kernel == "pages" else 32}}}
+        return store.Library(tmp_path / f"{variant.name}.so", "cache", manifest | kernels)
+
+    monkeypatch.setattr(store, "find", find)
+    monkeypatch.setattr(builder, "unbuildable_reason", lambda variant: None)
+    lines = run("--list").output.splitlines()
+    assert max(len(variant.name) for variant in all_variants()) > 40
+    for columns in (("cache ", "missing "), (" KB",), (" registers",), (str(tmp_path),)):
+        places = {line.index(word) for word in columns for line in lines if word in line}
+        assert len(places) == 1, columns
 
 
 def test_json_says_where_a_variant_is_or_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
