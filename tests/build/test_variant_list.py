@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -92,14 +93,39 @@ def test_what_is_not_listed_is_refused_with_the_reason():
     spec = AttentionSpec("cuda", torch.bfloat16, torch.bfloat16, 4, 2, 512, 520, 16)
     found, reason = select.candidates(spec, Gpu.of_arch(80, 4))
     assert found == ()
-    assert reason == "no attention variant is listed for head dim 512/520, bf16 on sm_80"
+    assert reason == "q: no attention variant is listed for head dim 512/520, bf16 on sm_80"
     assert "8.0 is needed, the GPU has 7.5" in select.candidates(spec, Gpu.of_arch(75, 4))[1]
 
 
-def test_options_that_a_kernel_lacks_are_refused():
+@pytest.mark.parametrize(
+    ("facts", "argument", "of_plan"),
+    [
+        ({"head_dim": 512, "head_dim_v": 64}, "q", "head_dim"),
+        ({"head_dim": 64, "head_dim_v": 512}, "v_cache", "head_dim_v"),
+        ({"dtype": torch.float32, "kv_dtype": torch.float32}, "q", "dtype"),
+        ({"dtype": torch.float16, "kv_dtype": torch.int8}, "k_cache", None),
+    ],
+)
+def test_the_reason_names_the_argument_that_does_not_fit(facts, argument, of_plan):
+    spec = AttentionSpec("cuda", torch.bfloat16, torch.bfloat16, 4, 2, 64, 64, 16)._replace(**facts)
+    found, reason = select.candidates(spec, Gpu.of_arch(80, 4))
+    assert found == ()
+    assert reason.startswith(f"{argument}: no attention variant is listed for head dim ")
+    found, reason = select.candidates(spec._replace(op="plan"), Gpu.of_arch(80, 4))
+    assert bool(found) == (of_plan is None)
+    assert reason.split(":")[0] == (of_plan or "")
+
+
+def test_options_that_a_kernel_lacks_are_refused(monkeypatch):
     variant = variants.Variant("attention_x", "80", "x.cu", lacks=("alibi", "kv_scale"))
     spec = AttentionSpec("cuda", torch.bfloat16, torch.int8, 4, 2, 64, 64, 16, alibi=True, sinks=True, kv_scale="head")
     assert select.lacking(variant, spec) == ["alibi", "kv_scale"]
+    listed = dataclasses.replace(variant, head_dim=64, head_dim_v=64, dtype="bf16", kv_dtype="i8")
+    monkeypatch.setattr(select, "all_variants", lambda: (listed,))
+    select.candidates.cache_clear()
+    refused = select.candidates(spec, Gpu.of_arch(80, 4))
+    select.candidates.cache_clear()
+    assert refused == ((), "alibi_slopes, k_scale: not among the options of attention_x")
 
 
 @pytest.mark.parametrize("head_dim", [40, 64, 72, 128])

@@ -225,7 +225,7 @@ def test_the_command_lists_without_a_gpu_and_builds_nothing(loaded: list[str], t
     assert row["key"]["device"].startswith("sm_90")
     assert loaded == []
     refused = run("--arch", "80", "--dtype", "bf16", "--dtype", "fp32", "--table", str(tmp_path / "t.json"))
-    assert "cuda: no attention variant is listed for head dim 128, fp32 on sm_80" in refused.output
+    assert "cuda: q: no attention variant is listed for head dim 128, fp32 on sm_80" in refused.output
 
 
 @pytest.mark.parametrize("spilling", ["80", "90a"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 
@@ -24,6 +25,8 @@ _DTYPES = {
     torch.int8: "i8",
 }
 ATTENTION_OPS = ("attention", "plan")
+# Options that are called otherwise where they are arguments.
+_ARGUMENTS = {"alibi": "alibi_slopes", "kv_scale": "k_scale"}
 
 
 def runs_on(variant: Variant, device: Gpu) -> bool:
@@ -53,14 +56,9 @@ def candidates(spec: AttentionSpec, device: Gpu) -> tuple[tuple[Variant, ...], s
 def _attention(spec: AttentionSpec, device: Gpu) -> tuple[tuple[Variant, ...], str]:
     dtype, kv_dtype = _DTYPES[spec.dtype], _DTYPES[spec.kv_dtype]
     dims = f"{spec.head_dim}" if spec.head_dim == spec.head_dim_v else f"{spec.head_dim}/{spec.head_dim_v}"
-    fitting = [
-        variant
-        for variant in all_variants()
-        if variant.kernel.startswith("attention_")
-        and runs_on(variant, device)
-        and _width(variant, spec) is not None
-        and variant.dtype == dtype
-    ]
+    listed = [variant for variant in all_variants() if variant.kernel.startswith("attention_")]
+    listed = [variant for variant in listed if runs_on(variant, device)]
+    fitting = [variant for variant in listed if _width(variant, spec) is not None and variant.dtype == dtype]
     # The newest architecture, then the narrowest tile that holds the head dims: what wgmma gains over mma.sync is more
     # than 96 columns lose in a tile of 128 (an estimate, not measured; a tuned choice of kernel overrides it).
     fitting.sort(key=lambda variant: (-int(variant.arch.rstrip("a")), _width(variant, spec) or 0))
@@ -74,11 +72,23 @@ def _attention(spec: AttentionSpec, device: Gpu) -> tuple[tuple[Variant, ...], s
     ]
     if not found:
         kv = "" if kv_dtype == dtype else f" with {kv_dtype} KV"
-        return (), f"no attention variant is listed for head dim {dims}, {dtype}{kv} on sm_{device.arch}"
+        reason = f"no attention variant is listed for head dim {dims}, {dtype}{kv} on sm_{device.arch}"
+        return (), f"{'k_cache' if fitting else _unfit(listed, spec)}: {reason}"
     able = [variant for variant in found if not lacking(variant, spec)]
     if not able:
-        return (), f"{found[0].kernel} has no {', '.join(lacking(found[0], spec))}"
+        arguments = (_ARGUMENTS.get(name, name) for name in lacking(found[0], spec))
+        return (), f"{', '.join(arguments)}: not among the options of {found[0].kernel}"
     return tuple(able), ""
+
+
+def _unfit(listed: Sequence[Variant], spec: AttentionSpec) -> str:
+    """The argument for which no listed variant fits in head dims and dtype; dtypes count where the head dims fit."""
+    plan = spec.op == "plan"
+    if not any(variant.head_dim is not None and variant.head_dim >= spec.head_dim for variant in listed):
+        return "head_dim" if plan else "q"
+    if all(_width(variant, spec) is None for variant in listed):
+        return "head_dim_v" if plan else "v_cache"
+    return "dtype" if plan else "q"
 
 
 def _width(variant: Variant, spec: AttentionSpec) -> int | None:
