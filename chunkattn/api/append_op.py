@@ -31,7 +31,7 @@ def append_kv(
     position // P]``.
 
     Args:
-        k, v: [T, Hkv, D] and [T, Hkv, Dv] bf16, fp16 or fp32.
+        k, v: [T, Hkv, D] and [T, Hkv, Dv] bf16, fp16 or fp32; D and Dv from 1 to 256, not only multiples of 8.
         k_cache, v_cache: the pool as in `attention`; written. Two views of one fused pool are fine, but what is written
             (both pools, token scales, q) must share no element with another argument.
         block_table, cu_seqlens_q, seq_lens: as in `attention`. Padding tokens past ``cu_seqlens_q[B]`` are not

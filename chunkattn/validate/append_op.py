@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from chunkattn.args import AppendArgs
-from chunkattn.types import DTYPES, AttentionSpec
+from chunkattn.types import DTYPES, MAX_HEAD_DIM, AttentionSpec
 from chunkattn.validate.batch import batch
 from chunkattn.validate.pool import pools, scales
 from chunkattn.validate.sentences import bad, bad_dtype, bad_shape
@@ -31,6 +31,9 @@ def append_kv(a: AppendArgs) -> AttentionSpec:
     written(k_cache=a.k_cache, v_cache=a.v_cache, q=a.q)
     on_device("k_cache", a.k_cache, device)
     on_device("v_cache", a.v_cache, device)
+    for arg, pool in (("k_cache", a.k_cache), ("v_cache", a.v_cache)):
+        if not 1 <= pool.shape[3] <= MAX_HEAD_DIM:  # no multiple of 8 is asked for: rows of any length are stored
+            bad(arg, f"a head dim from 1 to {MAX_HEAD_DIM}", pool.shape[3])
     if k.shape[1:] != a.k_cache.shape[2:]:
         bad_shape("k", k, f"[T, Hkv, D] with those of k_cache {list(a.k_cache.shape[2:])}")
     if v.shape[1:] != a.v_cache.shape[2:]:

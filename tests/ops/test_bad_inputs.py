@@ -229,6 +229,19 @@ APPEND: dict[str, tuple] = {
         "^rope.cos: expected .*gradient",
     ),
     "k strided": (lambda a: {"k": torch.ones(4, 2, 128).bfloat16()[..., ::2]}, V, "k: expected .*stride"),
+    "k head dim 264": (
+        lambda a: {"k": torch.ones(4, 2, 264).bfloat16(), "k_cache": torch.zeros(9, 16, 2, 264).bfloat16(),
+                   "v_cache": a["v_cache"][:9]},
+        V, "^k_cache: expected a head dim from 1 to 256, got 264$",
+    ),
+    "v head dim 257": (
+        lambda a: {"v": torch.ones(4, 2, 257).bfloat16(), "v_cache": torch.zeros(9, 16, 2, 257).bfloat16(),
+                   "k_cache": a["k_cache"][:9]},
+        V, "^v_cache: expected a head dim from 1 to 256, got 257$",
+    ),
+    "v head dim 0": (
+        lambda a: {"v": a["v"][..., :0], "v_cache": a["v_cache"][..., :0]}, V, "^v_cache: expected .* from 1 .*got 0$"
+    ),
     "v other T": (lambda a: {"v": a["v"][1:]}, V, "v: expected"),
     "v other dim": (lambda a: {"v": a["v"][..., :32]}, V, "v: expected"),
     "v other dtype": (lambda a: {"v": a["v"].half()}, T, "v: expected torch.bfloat16"),
