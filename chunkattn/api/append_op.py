@@ -35,9 +35,10 @@ def append_kv(
         k_cache, v_cache: the pool as in `attention`; written. Two views of one fused pool are fine, but what is written
             (both pools, token scales, q) must share no element with another argument.
         block_table, cu_seqlens_q, seq_lens: as in `attention`. Padding tokens past ``cu_seqlens_q[B]`` are not
-            written.
+            written unless `slot_mapping` says so.
         slot_mapping: int32 or int64 [≤ T], ``page * P + slot`` of each token, -1 = skip; replaces the derived
-            slots. Tokens past its end are not written; a token that is not written is not rotated either.
+            slots. Tokens past its end are not written; a token that is not written is not rotated either. Padding
+            tokens for which it names a slot are stored as they are, since they have no position.
         k_scale, v_scale: fp32. [] and [Hkv], finite and above 0, are read: stored = round(clamp(x / scale)), to nearest
             even. [N, P, Hkv] is written: every token and head gets scale = max|x| / largest stored value (dynamic
             quantisation). None is scale 1.

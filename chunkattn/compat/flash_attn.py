@@ -33,7 +33,7 @@ from chunkattn.compat.flash_attn_call import (
     used_rows,
     window_of,
 )
-from chunkattn.compat.head_dim import padded, write_back
+from chunkattn.compat.head_dim import padded, require_equal, write_back
 from chunkattn.compat.refusals import refuse_unless
 from chunkattn.compat.scheduler_metadata import SchedulerMetadata
 
@@ -131,6 +131,7 @@ def flash_attn_varlen_func(
         raise ValueError("cu_seqlens_k: expected a tensor where seqused_k is None, got None")
     lengths = seqused_k if seqused_k is not None else torch.diff(given("cu_seqlens_k", cu_seqlens_k))
     head_dim, head_dim_v = q.shape[-1], v.shape[-1]
+    require_equal("k", k, "q", q)
     q, k, v = padded(q), padded(k), padded(v)
     if table is not None:
         view = PagedView(k, v, table.to(torch.int32))
@@ -288,6 +289,7 @@ def flash_attn_with_kvcache(
     )
     table = one_table(block_table, page_table)
     head_dim, head_dim_v = q.shape[-1], v_cache.shape[-1]
+    require_equal("q", q, "k_cache", k_cache)
     packed = cu_seqlens_q is not None
     batch_size = batch_size_of(q, cu_seqlens_q)
     if cu_seqlens_q is None:
@@ -316,6 +318,8 @@ def flash_attn_with_kvcache(
     )
     if k is not None or v is not None:
         k, v = given("k", k), given("v", v)
+        require_equal("k", k, "k_cache", k_cache)
+        require_equal("v", v, "v_cache", v_cache)
         after = after + torch.diff(ends_of(k, cu_seqlens_k_new))
         if rotary is not None:
             one_position = not causal and window_of(window_size) == (-1, -1)

@@ -21,6 +21,16 @@ def padded(x: Tensor) -> Tensor:
     return F.pad(x, (0, more)) if more else x
 
 
+def require_equal(argument: str, x: Tensor, of: str, other: Tensor) -> None:
+    """Raises ValueError unless both have the same head dim; padded, two that differ might.
+
+    Args:
+        argument, of: what x and other are called.
+    """
+    if x.shape[-1] != other.shape[-1]:
+        raise ValueError(f"{argument}: expected the head dim of {of}, {other.shape[-1]}, got {x.shape[-1]}")
+
+
 def write_back(padded_cache: Tensor, cache: Tensor) -> None:
     """Copies what was appended to a padded copy into the cache it was made of; nothing where it is the cache."""
     if padded_cache is not cache:

@@ -92,7 +92,7 @@ def append_kv_oracle(
         else:
             page, slot = divmod(slots[token], page_size)
         k_row = k[token].cpu().to(torch.float64)
-        if rope is not None:
+        if rope is not None and token in positions:
             at = position if rope.positions is None else int(rope.positions[token])
             cos, sin = rope.cos[at].cpu(), rope.sin[at].cpu()
             k_row = rotate(k_row, cos, sin, interleaved=rope.interleaved)

@@ -201,6 +201,9 @@ def test_rows_of_a_block_table_and_where_their_keys_begin(page_size, leftpad):
             "cache_seqlens",
         ),
         ({"q": torch.zeros(2, 3, 4, 40)}, "q"),
+        ({"q": torch.zeros(2, 3, 4, 28)}, "q"),  # padded to multiples of 8, these three fit
+        ({"k": torch.zeros(2, 3, 2, 28)}, "k"),
+        ({"v": torch.zeros(2, 3, 2, 28)}, "v"),
         ({"q": torch.zeros(2, 3, 3, 32)}, "q"),
         ({"alibi_slopes": torch.zeros(3)}, "alibi_slopes"),
         (

@@ -158,6 +158,7 @@ def test_varlen_refuses_by_name(name):
         ({"seqused_k": torch.full((5,), 34, dtype=INT32)}, "seqused_k"),
         ({"cu_seqlens_q": ends([5, 1, 0, 9, 4])}, "cu_seqlens_q"),
         ({"k": torch.zeros(63, 2, 32).int()}, "k"),
+        ({"k": torch.zeros(63, 2, 36)}, "k"),  # 8-aligned, both are 40 long
         ({"v": torch.zeros(62, 2, 32)}, "v"),
         ({"window_size": (-1,)}, "window_size"),
         ({"alibi_slopes": torch.zeros(3), "causal": True}, "alibi_slopes"),

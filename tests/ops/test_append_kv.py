@@ -239,6 +239,22 @@ def test_d24_positions_of_skipped_tokens_are_not_looked_at(backend):
     assert_bitwise_equal(inputs.q[9:], before[9:], name="skipped rows of q")
 
 
+@pytest.mark.parametrize("explicit", [False, True])
+def test_d24_mapped_tokens_of_no_request_are_stored_as_they_are(explicit, backend):
+    case = AttentionCase("padding", (5, 3), (9, 3), spare_pages=6, dtype=torch.float32, padding=4)
+    inputs = build(case, poison="zero")
+    k, v = new_rows(inputs)
+    slots = torch.tensor([7, 40, 41, 100, 3, 99, 0, 63, 64, -1, 65, 66])
+    positions = torch.tensor([*range(8), 2**40, -1, 5, -7]) if explicit else None
+    rope = chunkattn.Rope(*rope_tables(31, 64), positions=positions)
+    before = inputs.q.clone()
+    expected = append(inputs, k, v, backend, rope=rope, q=inputs.q, slot_mapping=slots)
+    assert_rows_close(inputs.k_cache, expected.k_cache.double(), name="k_cache")
+    assert_bitwise_equal(inputs.k_cache.view(-1, 2, 64)[slots[[8, 10, 11]]], k[[8, 10, 11]], name="k of padding")
+    assert_rows_close(inputs.q[:8], expected.q[:8].double(), name="q")
+    assert_bitwise_equal(inputs.q[8:], before[8:], name="q of padding")
+
+
 @pytest.mark.parametrize("slot", [176, -2, 2**31 - 1, -(2**31)])
 def test_d24_a_slot_outside_the_pool_is_refused(slot, backend):
     case = AttentionCase("slots", (3,), (3,), spare_pages=10)
