@@ -22,10 +22,14 @@ import gpu_times
 import torch
 
 import chunkattn
+from chunkattn.backends.cuda import select
+from chunkattn.backends.device import Gpu, gpu
 from chunkattn.bench import gate, machine
 from chunkattn.bench.case import BenchCase, Heads
 from chunkattn.bench.cases import load
 from chunkattn.bench.record import Part
+from chunkattn.build import builder
+from chunkattn.build.variants import Variant
 from chunkattn.planning import choose
 
 GPU_BACKENDS = ("triton", "cuda")
@@ -35,7 +39,7 @@ _RIGHT = 1.0  # row budgets
 def schedule(dry_run: bool) -> list[tuple[str, float]]:
     """(task, seconds it may take), what matters most first."""
     backends = ("cpu",) if dry_run else GPU_BACKENDS
-    tasks = [(f"right {name}", 100.0) for name in backends]
+    tasks = [(f"right {name} {what}", 60.0) for name in backends for what in (*CORRECTNESS, CACHE_OPS)]
     tasks += [(f"sync {name}", 40.0) for name in backends]
     tasks += [(f"graph {name}", 50.0) for name in backends]
     tasks += [(f"{name} p16", 90.0) for name in ("W4", "W3", "W2", "W5", "W10")]
@@ -61,7 +65,7 @@ def workloads(dry_run: bool) -> dict[str, BenchCase]:
     return {name: shrunk(case) for name, case in found.items()}
 
 
-CORRECTNESS = (
+_CORRECTNESS = (
     BenchCase("check", "mixed", ((1, 512, 8192), (16, 1, 4095))),
     BenchCase("check", "speculative", ((4, 5, 3000), (2, 130, 77)), Heads(40, 8, 128, 128), page_size=24),
     BenchCase("check", "window", ((1, 300, 5000), (4, 1, 9000)), Heads(16, 8, 256, 256, (1023, -1), False, 30.0)),
@@ -73,17 +77,38 @@ CORRECTNESS = (
     BenchCase("check", "invariant", ((1, 100, 5000), (4, 1, 9000)), invariant=True),
     BenchCase("check", "long", ((1, 1, 131071), (3, 1, 4095)), page_size=128),
 )
+CORRECTNESS = {case.name: case for case in _CORRECTNESS}
+CACHE_OPS = "cache operators"
 
 
-def right(backend: str, dry_run: bool) -> dict[str, Any]:
+def right(backend: str, what: str, dry_run: bool) -> dict[str, Any]:
     """Every row against the reference backend on the device, a sample of rows against the float64 oracle."""
     device = device_of(dry_run)
-    checks = []
-    for case in CORRECTNESS:
-        small = case if not dry_run else case.but(requests=((1, 9, 40), (2, 1, 50)))
-        checks.append(_check_attention(small, backend, device))
-    checks += gpu_graphs.check_cache_ops(backend, device, small=dry_run)
-    return {"checks": checks, "dry_run": dry_run}
+    if what == CACHE_OPS:
+        return {"checks": gpu_graphs.check_cache_ops(backend, device, small=dry_run), "dry_run": dry_run}
+    case = CORRECTNESS[what]
+    small = case if not dry_run else case.but(requests=((1, 9, 40), (2, 1, 50)))
+    return {"checks": [_check_attention(small, backend, device)], "dry_run": dry_run}
+
+
+def libraries(device: Gpu) -> list[Variant]:
+    """What the tasks run of the CUDA backend on such a GPU."""
+    cases = (*CORRECTNESS.values(), *workloads(False).values())
+    found = [select.candidates(case.problem("cuda"), device)[0][:1] for case in cases]
+    found += [select.of_kernel(kernel, device)[:1] for kernel in ("plan", "append_kv", "merge_states", "pages")]
+    return sorted({variant for some in found for variant in some}, key=lambda variant: variant.name)
+
+
+def prepare(report: builder.Report = builder.to_stderr) -> str:
+    """Builds those of them that are missing; what stands in the way, "" if nothing does."""
+    here = gpu("cuda")
+    if here is None:
+        return "no GPU is there"
+    try:
+        builder.build(libraries(here), report=report)
+    except builder.BuildError as error:
+        return str(error)
+    return ""
 
 
 def _check_attention(case: BenchCase, backend: str, device: torch.device) -> dict[str, Any]:
@@ -144,7 +169,8 @@ def run(task: str, dry_run: bool) -> Any:
     """One task by name."""
     kind, _, rest = task.partition(" ")
     if kind == "right":
-        return right(rest, dry_run)
+        backend, _, what = rest.partition(" ")
+        return right(backend, what, dry_run)
     if kind == "sync":
         return gpu_graphs.no_sync(rest, device_of(dry_run))
     if kind == "graph":

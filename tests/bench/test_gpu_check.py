@@ -110,6 +110,29 @@ def test_wrong_answers_fail_and_refusals_do_not(check):
     assert verdicts(check, synced)["no host sync"] == "fail"
 
 
+def test_kernels_are_built_before_the_clock_of_a_task_runs(check, monkeypatch):
+    import gpu_tasks
+
+    from chunkattn.backends.device import Gpu
+    from chunkattn.build import builder
+
+    monkeypatch.setattr(gpu_tasks, "gpu", lambda device: None)
+    assert (check.check._prepared().status, check.check._prepared().reason) == ("skipped", "no GPU is there")
+    built = []
+    monkeypatch.setattr(gpu_tasks, "gpu", lambda device: Gpu.of_arch(90, 132))
+    monkeypatch.setattr(builder, "build", lambda variants, report: built.extend(variants))
+    assert check.check._prepared().status == "done"
+    names = {variant.name for variant in built}
+    assert {"attention_sm90-d128-bf16-sm90a", "attention_sm80-d256-bf16-sm80", "plan-sm90a"} <= names
+    assert len(names) == len(built) < 15
+
+    def refuse(variants, report):
+        raise builder.BuildError("plan-sm90a cannot be built: nvcc was not found")
+
+    monkeypatch.setattr(builder, "build", refuse)
+    assert check.check._prepared().reason == "plan-sm90a cannot be built: nvcc was not found"
+
+
 def test_a_dry_run_goes_through_everything(check, tmp_path, capsys):
     path = tmp_path / "result.json"
     status = check.check.main(["--dry-run", "--limit", "600", "--output", str(path)])

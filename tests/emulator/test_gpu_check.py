@@ -30,9 +30,10 @@ def test_every_answer_is_right(backend: str, arch: int, monkeypatch: pytest.Monk
     import gpu_tasks
 
     module = triton_backend if backend == "triton" else cuda_backend
+    checks = []
     for _ in module.open_session((arch, 0), monkeypatch):
-        checks = gpu_tasks.right(backend, dry_run=True)["checks"]
-    assert len(checks) > len(gpu_tasks.CORRECTNESS)
+        for what in (*gpu_tasks.CORRECTNESS, gpu_tasks.CACHE_OPS):
+            checks += gpu_tasks.right(backend, what, dry_run=True)["checks"]
     assert all(check["right"] for check in checks), checks
     assert {check["what"] for check in checks if not check["served"]} == REFUSED[backend]
 
