@@ -177,11 +177,22 @@ def emulated(
     session = Session(arch, options or Options(), multiprocessors, strict)
     _active.append(session)
     try:
-        with triton_driver.installed(session), cuda_runtime.installed(session), _counts_as_gpu(session):
-            yield session
-        told = {id(launch) for launch in session.told}
-        failed = next((launch for launch in session.launches if launch.all_findings and id(launch) not in told), None)
-        if strict and failed is not None:  # found in a callback from C++, which cannot raise, or swallowed by a caller
-            raise KernelError(failed)
+        try:
+            with triton_driver.installed(session), cuda_runtime.installed(session), _counts_as_gpu(session):
+                yield session
+        except KernelError:
+            raise
+        except Exception as error:  # of host code, say, whose launch failed; it cannot know why
+            _raise_what_is_untold(session, error)
+            raise
+        _raise_what_is_untold(session)
     finally:
         _active.pop()
+
+
+def _raise_what_is_untold(session: Session, cause: Exception | None = None) -> None:
+    """For what was found in a callback from C++, which cannot raise, or swallowed by a caller."""
+    told = {id(launch) for launch in session.told}
+    failed = next((launch for launch in session.launches if launch.all_findings and id(launch) not in told), None)
+    if session.strict and failed is not None:
+        raise KernelError(failed) from cause

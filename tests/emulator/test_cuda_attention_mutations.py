@@ -51,6 +51,18 @@ CASES = {
             kv_lens=(700, 600, 900, 40, 0, 300, 260, 50, 70, 30),
         ),
     ),
+    # The same by cp.async, right after prefills.
+    "sm90 wide keys, odd pages": (
+        90,
+        MIXED.but(
+            head_dim=192,
+            head_dim_v=128,
+            page_size=5,
+            num_splits=1,
+            q_lens=(130, 140, 1, 1, 3, 2, 1, 1),
+            kv_lens=(154, 300, 49, 200, 140, 60, 30, 90),
+        ),
+    ),
 }
 
 

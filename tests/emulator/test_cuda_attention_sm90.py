@@ -45,7 +45,7 @@ CASES = [
     LONG.but(name="d192", head_dim=192, head_dim_v=128, num_splits=2, page_size=64),
     MIXED.but(name="d192 mixed", head_dim=192, head_dim_v=128, sinks=True),
 ]  # fmt: skip
-WIDE = LONG.but(head_dim=192, head_dim_v=128)
+WIDE = LONG.but(name="wide keys", head_dim=192, head_dim_v=128)
 WIDE_CASES = [
     WIDE.but(name="d192 odd pages", head_dim=160, page_size=5, layout="hnd"),
     WIDE.but(name="d192 padded rows", head_dim=136, head_dim_v=72, layout="lanes", q_layout="offset"),
@@ -57,7 +57,7 @@ WIDE_CASES = [
 
 # 8-bit caches are widened on their way into the same tiles.
 FP8 = LONG.but(kv_dtype=torch.float8_e4m3fn, scale_mode="token_head")
-FP8_MIXED = MIXED.but(kv_dtype=torch.float8_e4m3fn, scale_mode="token_head")
+FP8_MIXED = MIXED.but(name="fp8 mixed", kv_dtype=torch.float8_e4m3fn, scale_mode="token_head")
 FAST_FP8 = [
     FP8.but(name="fp8"),
     FP8_MIXED.but(name="fp8 d64", scale_mode="head", head_dim=64),
@@ -69,7 +69,7 @@ FAST_OTHERS = [
     FP8_MIXED.but(name="int8", kv_dtype=torch.int8, scale_mode="head"),
 ]
 FP8_CASES = [
-    FP8_MIXED.but(name="fp8 mixed"),
+    FP8_MIXED,
     FP8_MIXED.but(name="fp8 no scale", scale_mode="none"),
     FP8.but(name="fp8 pages of 24", scale_mode="tensor", page_size=24),
     FP8.but(name="fp8 odd pages", page_size=5, layout="hnd"),
@@ -147,6 +147,24 @@ def test_queries_of_any_magnitude(factor: float) -> None:
                 assert torch.equal(before[:, heads], after[:, heads])
 
 
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full), pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("head_dim", [128, 192])
+def test_decodes_write_where_a_prefill_has_read(head_dim: int, seed: int) -> None:
+    """Zeros for hidden values and, where keys are wide, states, in rows that wgmma of the other group read before and
+    that cp.async fills again; all items by one CTA."""
+    wide = AttentionCase("after a prefill", (130, 1, 3, 3, 2), (154, 200, 49, 140, 60), num_q_heads=4, num_kv_heads=2,
+                         head_dim=head_dim, head_dim_v=128, page_size=5, num_splits=1)  # fmt: skip
+    inputs = build(wide)
+    for request, kv_len in enumerate(wide.kv_lens):
+        if wide.q_lens[request] > 1:
+            last = kv_len - 1
+            inputs.v_cache[inputs.block_table[request, last // 5], last % 5, :, 3] = float("nan")
+    out, lse = inputs.empty_state()
+    with emulated(90, Options.for_seed(seed), multiprocessors=1):
+        ATTEND(inputs, out=out, lse=lse)
+    assert_state_close((out, lse), inputs.expected())
+
+
 @pytest.mark.parametrize("batch", [name for name in BATCHES if name != "no_tokens"])
 def test_every_batch(batch: str) -> None:
     check(AttentionCase(batch, *BATCHES[batch], num_q_heads=4, num_kv_heads=2, head_dim=128))
@@ -154,7 +172,11 @@ def test_every_batch(batch: str) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [MIXED, CASES[7], *(pytest.param(case, marks=pytest.mark.full) for case in (FP8_MIXED, FP8_CASES[5]))],
+    [
+        MIXED,
+        CASES[7],
+        *(pytest.param(case, marks=pytest.mark.full) for case in (FP8_MIXED, FP8_CASES[5], WIDE, *FAST_OTHERS[2:])),
+    ],
     ids=str,
 )
 def test_bitwise_laws(case: AttentionCase) -> None:
@@ -178,7 +200,9 @@ def test_the_schedule_changes_no_bit(seeds: range) -> None:
 
 
 @pytest.mark.parametrize("fill", [0x00, 0x4B, 0xFF])
-@pytest.mark.parametrize("case", [MIXED, pytest.param(FP8_MIXED.but(name="fp8"), marks=pytest.mark.full)], ids=str)
+@pytest.mark.parametrize(
+    "case", [MIXED, *(pytest.param(case, marks=pytest.mark.full) for case in (FP8_MIXED, WIDE))], ids=str
+)
 def test_old_shared_memory_does_not_matter(fill: int, case: AttentionCase) -> None:
     inputs = build(case)
     with emulated(90):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
@@ -67,6 +69,26 @@ def test_op_arguments_keep_their_names() -> None:
     args = attention_arguments()
     with pytest.raises(KernelError, match=r"bounds\][\s\S]*past the end of 'k_cache'"), emulated(80):
         attention(args, args.k_cache.view(-1)[320:], args.out, 128)
+
+
+def launch_and_fail(args: AttentionArgs, source: torch.Tensor) -> None:
+    """What host code does that is told only that its launch failed."""
+    with contextlib.suppress(KernelError):
+        attention(args, source, args.out, 128)
+    raise RuntimeError("of the host code")
+
+
+def test_what_was_found_is_told_where_host_code_fails_of_it() -> None:
+    args = attention_arguments()
+    with pytest.raises(KernelError, match="past the end of 'k_cache'") as caught, emulated(80):
+        launch_and_fail(args, args.k_cache.view(-1)[320:])
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_an_error_after_clean_launches_stays_what_it_is() -> None:
+    args = attention_arguments()
+    with pytest.raises(RuntimeError, match=r"^of the host code$"), emulated(80):
+        launch_and_fail(args, args.q)
 
 
 def test_only_written_arguments_are_writable() -> None:

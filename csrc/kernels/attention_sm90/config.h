@@ -53,8 +53,8 @@ struct Config {
       QueryTile::kBytes + kStagedRows * 2 * 4 + kRingBytes + (kWidens ? kRows * 4 : 0) + 1024;
   static constexpr int fitting(int bytes) { return (kSharedPerCta - kFixedBytes - bytes) / kStageBytes; }
 
-  // Decodes leave a state a warp in shared memory. Beside a ring of bytes, or K of many columns, there is no room for
-  // it but where the warp's own keys of the last block were.
+  // Decodes leave a state a warp in shared memory: where the warp's own keys of the last block were, if room of its own
+  // would leave fewer than two stages, or, beside a ring of bytes, one stage less.
   static constexpr int kStateBytes = kStagedRows * kHeadDimV * 4;
   static constexpr bool kStateInStage = kWidens || fitting(kStateBytes) < 2;
   static constexpr int kFitting = fitting(kStateInStage ? 0 : kStateBytes);

@@ -64,20 +64,20 @@ class Consumer {
   // A block by itself, then all that follow and are seen whole, one step behind: the values of each are multiplied
   // together with the keys of the next one. A block's scores and weights have the same bits either way.
   __device__ void attend(const Task& task, const Blocks& blocks, GroupTile<Config>& tile) {
-    const uint32_t queries = Stage::queries_from_first_keys(in_second_group());
+    const uint32_t to_queries = Stage::first_keys_to_queries(in_second_group());
     const ScoreMod mod(p_.attention, task.kv_head);
     const float factor = mod.softmax_factor();
     const bool transforms = mod.transforms;
 #pragma unroll 1
     for (int32_t block = blocks.first; block < blocks.end; ++block, ++position_.count) {
       const int32_t first_key = block * Config::kBlock, first_row = task.row_begin + warp() * 16;
-      Stage last(shared_, position_.place());
+      Stage stage(shared_, position_.place());
 
-      ptx::mbarrier_wait(last.keys_full(), position_.parity());
+      ptx::mbarrier_wait(stage.keys_full(), position_.parity());
       ptx::fence_async_proxy();  // warps copied queries, and at the edges of the keys rows
-      last.describe(shared_, queries);
-      tile.multiply_keys(last.queries(), last.keys());
-      release_then_transform(task, last, lane() == 0, block, transforms, tile);
+      stage.describe(shared_, to_queries);
+      tile.multiply_keys(stage.queries(), stage.keys());
+      release_then_transform(task, stage, lane() == 0, block, transforms, tile);
       if (!blocks.every.holds_all(first_key, Config::kBlock)) {
         tile.hide(visible_keys(p_, task), p_, task, first_row, first_key);
         if (blocks.rows_differ(first_key, Config::kBlock))
@@ -85,16 +85,16 @@ class Consumer {
       }
       tile.take_weights(tile.weigh(factor, transforms ? nullptr : query_scales(warp() * 16), value_scales(0)));
 
-      ptx::mbarrier_wait(last.values_full(), position_.parity());
+      ptx::mbarrier_wait(stage.values_full(), position_.parity());
       ptx::fence_async_proxy();  // the same of values, and of what keep_hidden() made 0
       const int32_t whole_end = blocks.whole_end(block + 1);
       if (block + 1 < whole_end) {
 #pragma unroll 1
-        do last = overlap(task, queries, last, factor, transforms, ++block, tile);
+        do stage = overlap(task, to_queries, stage, factor, transforms, ++block, tile);
         while (block < whole_end - 1);
         if (copies_whole_blocks()) ptx::fence_async_proxy();
       }
-      tile.multiply_values(last.values());
+      tile.multiply_values(stage.values());
       release(shared_.of_values[position_.place()], lane());
     }
   }
@@ -102,7 +102,7 @@ class Consumer {
   // Scores and weights of a block, while the product with the last one's values is under way; returns the block's
   // stage. Its own values are waited for before they are needed: ptxas moves the wait for the product up as far as data
   // allow, even before the weights are computed, but not across the loop of another wait.
-  __device__ Stage overlap(const Task& task, uint32_t queries, const Stage& last, float factor, bool transforms,
+  __device__ Stage overlap(const Task& task, uint32_t to_queries, const Stage& last, float factor, bool transforms,
                            int32_t block, GroupTile<Config>& tile) {
     ++position_.count;
     Stage now(shared_, position_.place());
@@ -112,7 +112,7 @@ class Consumer {
     ptx::mbarrier_wait(now.keys_full(), parity);
     if (copies_whole_blocks()) ptx::fence_async_proxy();
     take_turn(group);
-    now.describe(shared_, queries);
+    now.describe(shared_, to_queries);
     tile.begin_both(now.queries(), now.keys(), last.values());
     give_turn(group);
     tile.finish_keys();
@@ -120,7 +120,7 @@ class Consumer {
     const auto shrink = tile.weigh(factor, transforms ? nullptr : query_scales(warp() * 16), value_scales(0));
     ptx::mbarrier_wait(now.values_full(), parity);
     tile.finish_values();
-    give_back(last.values_empty(), leads);
+    release_tile(last.values_empty(), leads);
     tile.take_weights(shrink);
     return now;
   }
@@ -128,18 +128,18 @@ class Consumer {
   // Whether warps bring blocks that are seen whole too; wgmma sees what tensor copies brought without a fence.
   __device__ bool copies_whole_blocks() const { return Config::kWidens || !maps_.both; }
 
-  // Where keys have scales, these are read before their stage is given back.
+  // Where keys have scales, these are read before their stage is released.
   __device__ void release_then_transform(const Task& task, const Stage& stage, bool leads, int32_t block,
                                          bool transforms, GroupTile<Config>& tile) {
-    if constexpr (!Config::kWidens) give_back(stage.keys_empty(), leads);
+    if constexpr (!Config::kWidens) release_tile(stage.keys_empty(), leads);
     if (transforms)
       tile.transform(ScoreMod(p_.attention, task.kv_head), p_, task, task.row_begin + warp() * 16,
                      block * Config::kBlock, key_scales(0), query_scales(warp() * 16));
-    if constexpr (Config::kWidens) give_back(stage.keys_empty(), leads);
+    if constexpr (Config::kWidens) release_tile(stage.keys_empty(), leads);
   }
 
-  // Lanes of a warp end a wait for wgmma together; scales they read each by itself.
-  __device__ static void give_back(uint32_t empty, bool leads) {
+  // A tile that wgmma alone has read, which all lanes of a warp have waited for; scales they read each by itself.
+  __device__ static void release_tile(uint32_t empty, bool leads) {
     if constexpr (Config::kWidens) __syncwarp();
     if (leads) ptx::mbarrier_arrive(empty);
   }
@@ -189,6 +189,9 @@ class Consumer {
 
   // All warps have all rows; each has its own keys of every block, and their states are joined in the end.
   __device__ void decode(const Task& task) {
+    // Before a warp writes to its keys' rows (a state, zeros for hidden values), wgmma of either group has read the
+    // last item there: cp.async that arrives at a barrier orders its copies and nothing else. Other producers do more.
+    if constexpr (!Config::kWidens) synchronise();
     using Tile = WarpTile<Config, DecodeGeometry<Config>>;
     using KeyReader = TileReader<typename Config::KeyTile>;
     const Blocks blocks(p_, task, task.kv_begin, task.kv_end);

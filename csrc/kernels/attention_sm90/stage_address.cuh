@@ -27,8 +27,8 @@ class StageAddress {
   __device__ uint32_t values_full() const { return of_values() + offsetof(Handover, full); }
   __device__ uint32_t values_empty() const { return of_values() + offsetof(Handover, empty); }
 
-  // From the descriptor of the first stage's keys to that of a consumer group's queries.
-  __device__ static uint32_t queries_from_first_keys(bool second_group) {
+  // How far the descriptor of a consumer group's queries is from that of the first stage's keys.
+  __device__ static uint32_t first_keys_to_queries(bool second_group) {
     static_assert(Config::QueryTile::kColumnBytes == Config::KeyTile::kColumnBytes &&
                       Config::ValueTile::kColumnBytes == Config::KeyTile::kColumnBytes,
                   "descriptors differ by addresses alone");
@@ -36,15 +36,15 @@ class StageAddress {
   }
   // Makes the descriptors, right before wgmma: ptxas adds to one in a single instruction where it sees it made in the
   // same stretch of code, and in three elsewhere. So the queries', always the same, is reached by way of the keys'.
-  __device__ void describe(const Shared& shared, uint32_t queries_from_first_keys) {
+  __device__ void describe(const Shared& shared, uint32_t first_keys_to_queries) {
     constexpr uint32_t kStep = sizeof(StageTiles<Config>) / 16 / sizeof(Handover);
     static_assert(kStep * 16 * sizeof(Handover) == sizeof(StageTiles<Config>), "one offset leads to both");
     const uint32_t start = lower_descriptor<typename Config::KeyTile>(ptx::shared_address(&shared));
     keys_ = start + offsetof(Shared, stages) / 16 + offset_ * kStep;
     hide(keys_);
-    queries_ = keys_ - offset_ * kStep + queries_from_first_keys;
+    queries_ = keys_ - offset_ * kStep + first_keys_to_queries;
   }
-  // Their lower words.
+  // Their lower words, once they are made.
   __device__ uint32_t queries() const { return queries_; }
   __device__ uint32_t keys() const { return keys_; }
   __device__ uint32_t values() const { return keys_ + offsetof(StageTiles<Config>, values) / 16; }
@@ -55,7 +55,7 @@ class StageAddress {
   __device__ uint32_t of_values() const { return handovers_ + offsetof(Shared, of_values); }
 
   uint32_t offset_;     // from the first stage's handovers to this one's
-  uint32_t handovers_;  // the start of shared memory, so much further
+  uint32_t handovers_;  // address of shared memory + offset_
   uint32_t keys_, queries_;
 };
 

@@ -1,7 +1,8 @@
 // Online softmax, and joining the states of disjoint sets of keys.
 //
-// Maxima are in units of log2. The maximum is exact, never lazy: the largest weight is then 1, which 16-bit formats
-// hold without error.
+// Maxima are in units of log2. They are never lazy: the largest weight is then 1, which 16-bit formats hold without
+// error. (As far as fp32 tells scores apart: a maximum is rounded where a weight's exponent is not, which shows in
+// scores beyond 10^5.)
 #pragma once
 #include <cfloat>
 #include <cmath>
