@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from chunkattn import validate
 from chunkattn.backends.base import Support
+from chunkattn.env import SETTINGS
 from chunkattn.errors import UnsupportedError
 from chunkattn.planning import choose
 from chunkattn.types import AttentionSpec
@@ -35,7 +36,7 @@ def supports(spec: AttentionSpec, *, backend: str | None = None) -> Support:
 
 def explain(spec: AttentionSpec) -> str:
     """The table of backends for a problem: which one is taken, with which configuration, and why the others are
-    not.
+    not. Where ``CHUNKATTN_BACKEND`` asks for one, it comes first and a last line says what that means for calls.
 
     Example:
         >>> import torch, chunkattn
@@ -47,11 +48,12 @@ def explain(spec: AttentionSpec) -> str:
     reasons = validate.refusals(spec)
     if reasons:
         return "\n".join(reasons)
-    lines, taken = [], False
-    for name, support, configuration in choose.table(spec):
-        state = "refuses" if not support else "capable" if taken else "taken"
-        taken = taken or bool(support)
-        lines.append(f"{name:<10} {state:<10} {configuration or '; '.join(support.reasons)}")
+    rows = choose.table(spec)
+    lines = [f"{name:<10} {state:<10} {said}" for name, state, said in rows]
+    if SETTINGS.backend:
+        taken = any(state == "taken" for _, state, _ in rows)
+        meaning = "calls that name no backend take it" if taken else "calls that name no backend are refused"
+        lines.append(f"CHUNKATTN_BACKEND={SETTINGS.backend}: {meaning}")
     return "\n".join(lines)
 
 

@@ -70,9 +70,9 @@ def print_info(dtype: str, kv_dtype: str, q_heads: int, kv_heads: int, head_dim:
             f"head dim {head_dim}, pages of {page_size}"
         )
         console.print(chunkattn.explain(spec), markup=False, soft_wrap=True)
-        taken = next(name for name, support, _ in choose.table(spec) if support)
-        for line in chosen_settings(backends.load(taken), spec):
-            console.print(f"  {line}", markup=False, soft_wrap=True)
+        for taken in (name for name, state, _ in choose.table(spec) if state == "taken"):
+            for line in chosen_settings(backends.load(taken), spec):
+                console.print(f"  {line}", markup=False, soft_wrap=True)
     console.print("\n[bold]Measured settings[/]")
     for line in tables():
         console.print(line, markup=False, soft_wrap=True)

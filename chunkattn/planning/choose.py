@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from chunkattn import backends
-from chunkattn.backends.base import Backend, Support
+from chunkattn.backends.base import Backend
 from chunkattn.env import SETTINGS
 from chunkattn.errors import UnsupportedError
 from chunkattn.types import AttentionSpec
@@ -52,11 +52,22 @@ def name_of(module: Backend) -> str:
     return next(name for name in backends.MODULES if backends.load(name) is module)
 
 
-def table(spec: AttentionSpec) -> list[tuple[str, Support, str]]:
-    """(name, support, configuration) of every backend that knows the device, best first."""
-    rows = []
-    for name in backends.candidates(spec.device):
+def table(spec: AttentionSpec) -> list[tuple[str, str, str]]:
+    """(name, state, configuration or reasons) of every backend that knows the device, best first; before them the one
+    that CHUNKATTN_BACKEND asks for.
+
+    The state is "taken" for the one that serves a call which names none, "capable" for others that could, or "refuses".
+    Nothing is taken where the one asked for refuses: a call falls back on no other.
+    """
+    asked = SETTINGS.backend
+    rows, taken = [], False
+    for name in dict.fromkeys((*((asked,) if asked else ()), *backends.candidates(spec.device))):
         module = backends.load(name)
         support = module.supports(spec)
-        rows.append((name, support, module.describe(spec) if support else ""))
+        if not support:
+            rows.append((name, "refuses", "; ".join(support.reasons)))
+            continue
+        takes = not taken and asked in (None, name)
+        taken = taken or takes
+        rows.append((name, "taken" if takes else "capable", module.describe(spec)))
     return rows

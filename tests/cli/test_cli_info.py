@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,28 @@ def test_a_bad_variable_is_one_sentence(module: str) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == "chunkattn: CHUNKATTN_BUILD_JOBS: expected a positive integer, got 'many'\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "rows", "settings"),
+    [
+        ("reference", [["reference", "taken"], ["cpu", "capable"]], False),
+        ("cpu", [["cpu", "taken"], ["reference", "capable"]], True),
+        ("cuda", [["cuda", "refuses"], ["cpu", "capable"], ["reference", "capable"]], False),
+    ],
+)
+def test_info_takes_what_the_environment_asks_for(asked: str, rows: list[list[str]], settings: bool) -> None:
+    if find_spec("chunkattn._native") is None:
+        pytest.skip("the native core is not built")
+    environment = {**os.environ, "CHUNKATTN_BACKEND": asked, "COLUMNS": "120"}
+    command = [sys.executable, "-m", "chunkattn", "info"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.partition("\ncpu: bfloat16")[2].split("\n\n")[0].splitlines()[1:]
+    assert [line.split()[:2] for line in lines[: len(rows)]] == rows
+    meaning = "calls that name no backend are refused" if asked == "cuda" else "calls that name no backend take it"
+    assert lines[len(rows)] == f"CHUNKATTN_BACKEND={asked}: {meaning}"
+    assert any("decode-small" in line for line in lines) == settings
 
 
 def test_info_says_where_the_gpu_kernels_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,9 @@ class ChunkAttentionMetadataBuilder(AttentionMetadataBuilder[ChunkAttentionMetad
             device.type, config.dtype, kv_dtype, heads, kv_cache_spec.num_kv_heads, kv_cache_spec.head_size,
             kv_cache_spec.head_size, kv_cache_spec.block_size,
         )  # fmt: skip
+        support = chunkattn.supports(spec)
+        if not support:  # what the environment asks for, perhaps
+            raise chunkattn.UnsupportedError("; ".join(support.reasons))
         taken = next(line.split(None, 2) for line in chunkattn.explain(spec).splitlines() if " taken " in line)
         window = getattr(kv_cache_spec, "sliding_window", None)
         logger.info_once(
