@@ -130,7 +130,7 @@ def attention(
         v_scale,
         None if plan is None else plan.words,
         workspace,
-        q.shape[2] ** -0.5 if softmax_scale is None else softmax_scale,
+        validate.softmax_scale(softmax_scale, q.shape[2]),
         causal,
         left,
         right,

@@ -19,6 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from chunkattn import validate
 from chunkattn.compat.contiguous_kv import PagedView, beginning_at, cache_view, packed_segments
 from chunkattn.compat.flash_attn_append import append, ends_of, rotary_of
 from chunkattn.compat.flash_attn_call import (
@@ -149,7 +150,7 @@ def flash_attn_varlen_func(
         view,
         cu_seqlens_q.to(torch.int32),
         lengths.to(torch.int32),
-        softmax_scale=head_dim**-0.5 if softmax_scale is None else softmax_scale,
+        softmax_scale=validate.softmax_scale(softmax_scale, head_dim),
         causal=causal,
         window=window_size,
         softcap=softcap,
@@ -333,7 +334,7 @@ def flash_attn_with_kvcache(
         view,
         cu_seqlens_q.to(torch.int32),
         after,
-        softmax_scale=head_dim**-0.5 if softmax_scale is None else softmax_scale,
+        softmax_scale=validate.softmax_scale(softmax_scale, head_dim),
         causal=causal,
         window=window_size,
         softcap=softcap,

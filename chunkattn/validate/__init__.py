@@ -20,6 +20,7 @@ from chunkattn.validate.options import (
     flags,
     num_splits,
     plan_backend,
+    softmax_scale,
     window,
 )
 from chunkattn.validate.page_ops import copy_pages, gather_pages, pages, scatter_pages
@@ -47,6 +48,7 @@ __all__ = [
     "ranks",
     "refusals",
     "scatter_pages",
+    "softmax_scale",
     "tensors",
     "window",
 ]

@@ -48,6 +48,13 @@ def window_counts(left: int, right: int) -> None:
         bad("window", _WINDOW_RANGE, (left, right))
 
 
+def softmax_scale(value: float | None, head_dim: int) -> float:
+    """The factor of q·k; None is ``head_dim ** -0.5``. A head dim of 0, which has none, is refused with its tensor."""
+    if value is None:
+        return head_dim**-0.5 if head_dim else 1.0
+    return value
+
+
 def num_splits(value: int | None, invariant: bool) -> int:
     """The same rule for every function and operator: None or 0 is planned; a fixed count contradicts invariant mode."""
     if value is None:

@@ -57,7 +57,7 @@ def test_whole_cache_is_the_default():
     assert_bitwise_equal(flash_attn.flash_attn_func(q, k_cache, v_cache), out)
 
 
-@pytest.mark.parametrize("dim", [257, 300])
+@pytest.mark.parametrize("dim", [0, 257, 300])
 def test_the_head_dim_that_came_is_reported(dim):
     q, k_cache, v_cache, k, v = cache_case(torch.float32, dim=dim)
     with pytest.raises(ValueError, match=rf"^k_cache: expected a head dim that .* up to 256, got {dim}$"):

@@ -110,7 +110,7 @@ def test_varlen_odd_head_dims(head_dim, head_dim_v):
     check(out, lse, expected_packed(q, k, v, causal=True))
 
 
-@pytest.mark.parametrize("dim", [257, 300])
+@pytest.mark.parametrize("dim", [0, 257, 300])
 def test_varlen_reports_the_head_dim_that_came(dim):
     q, k, v = packed(dims=(dim, dim))
     with pytest.raises(ValueError, match=rf"^k: expected a head dim that is a multiple of 8 up to 256, got {dim}$"):

@@ -52,6 +52,10 @@ ATTENTION: dict[str, tuple] = {
     "k head dim 60": (
         lambda a: {"k_cache": a["k_cache"][..., :60], "q": a["q"][..., :60]}, V, "multiple of 8.*got 60"
     ),
+    "head dim 0": (
+        lambda a: {name: a[name][..., :0] for name in ("q", "k_cache", "v_cache", "out")}, V,
+        "^k_cache: expected a head dim .*, got 0$"
+    ),
     "k head dim 264": (
         lambda a: {"k_cache": torch.zeros(9, 16, 2, 264).bfloat16(), "q": torch.zeros(4, 4, 264).bfloat16(),
                    "v_cache": a["v_cache"][:9]},

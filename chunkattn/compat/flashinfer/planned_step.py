@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import chunkattn
+from chunkattn import validate
 from chunkattn.compat.flashinfer.pools import PagedKVCache, unpack
 from chunkattn.compat.flashinfer.rope_llama import RopeLlama
 from chunkattn.compat.refusals import foreign_names, refuse
@@ -149,7 +150,7 @@ class PlannedStep:
         natural = lse
         if natural is None and return_lse:
             natural = torch.empty(q.shape[0], q.shape[1], dtype=torch.float32, device=q.device)
-        scale = q.shape[-1] ** -0.5 if mask.softmax_scale is None else mask.softmax_scale
+        scale = validate.softmax_scale(mask.softmax_scale, q.shape[-1])
         with foreign_names(**self._names):
             result = chunkattn.attention(
                 q,
