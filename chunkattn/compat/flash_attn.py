@@ -25,7 +25,6 @@ from chunkattn.compat.flash_attn_append import append, ends_of, rotary_of
 from chunkattn.compat.flash_attn_call import (
     AttentionCall,
     Window,
-    batch_size_of,
     given,
     name_of_rows,
     name_of_table,
@@ -35,8 +34,9 @@ from chunkattn.compat.flash_attn_call import (
     window_of,
 )
 from chunkattn.compat.head_dim import padded, require_equal, write_back
-from chunkattn.compat.refusals import refuse_unless
+from chunkattn.compat.refusals import foreign_names, refuse_unless
 from chunkattn.compat.scheduler_metadata import SchedulerMetadata
+from chunkattn.compat.tensor_arguments import ANY, check_optional_tensors, check_per_sequence, check_tensors
 
 
 def flash_attn_varlen_func(
@@ -128,6 +128,22 @@ def flash_attn_varlen_func(
         sm_margin=(sm_margin, 0),
     )
     table = one_table(block_table, page_table)
+    keys, values = ("[Tk, Hkv, D]", "[Tk, Hkv, Dv]") if table is None else ("[N, P, Hkv, D]", "[N, P, Hkv, Dv]")
+    check_tensors(q=(q, "[T, Hq, D]"), k=(k, keys), v=(v, values), cu_seqlens_q=(cu_seqlens_q, "[B+1]"))
+    check_optional_tensors(
+        cu_seqlens_k=(cu_seqlens_k, "[B+1]"),
+        seqused_q=(seqused_q, "[B]"),
+        seqused_k=(seqused_k, "[B]"),
+        **{name_of_table(block_table): (table, "[B, M]")},
+        k_descale=(k_descale, ANY),
+        v_descale=(v_descale, ANY),
+        s_aux=(s_aux, ANY),
+        out=(out, ANY),
+    )
+    check_per_sequence(cu_seqlens_q.shape[0] - 1, seqused_q=seqused_q, seqused_k=seqused_k)
+    if v.shape[:-1] != k.shape[:-1]:
+        first = f"the first {'two' if table is None else 'three'} of k {list(k.shape[:-1])}"
+        raise ValueError(f"v: expected {values} with {first}, got shape {list(v.shape)}")
     if seqused_k is None and cu_seqlens_k is None:
         raise ValueError("cu_seqlens_k: expected a tensor where seqused_k is None, got None")
     lengths = seqused_k if seqused_k is not None else torch.diff(given("cu_seqlens_k", cu_seqlens_k))
@@ -197,17 +213,21 @@ def flash_attn_func(
     Arguments and errors are those of `flash_attn_varlen_func`; lse is [B, Hq, Sq].
     """
     refuse_unless("flash_attn_func", dropout_p=(dropout_p, 0.0))
-    out, lse = flash_attn_with_kvcache(
-        q,
-        k,
-        v,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        return_softmax_lse=True,
-    )
+    check_tensors(q=(q, "[B, Sq, Hq, D]"), k=(k, "[B, Sk, Hkv, D]"), v=(v, "[B, Sk, Hkv, Dv]"))
+    if k.shape[0] != q.shape[0]:
+        raise ValueError(f"k: expected {q.shape[0]} sequences, as many as q has, got {k.shape[0]}")
+    with foreign_names(k_cache="k", v_cache="v"):
+        out, lse = flash_attn_with_kvcache(
+            q,
+            k,
+            v,
+            softmax_scale=softmax_scale,
+            causal=causal,
+            window_size=window_size,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            return_softmax_lse=True,
+        )
     return (out, lse, out.new_empty(0)) if return_attn_probs else out
 
 
@@ -289,10 +309,33 @@ def flash_attn_with_kvcache(
         sm_margin=(sm_margin, 0),
     )
     table = one_table(block_table, page_table)
+    packed = cu_seqlens_q is not None
+    pool = "[Bc, S, Hkv, {}]" if table is None else "[N, P, Hkv, {}]"
+    new = "[B, Sn, Hkv, {}]" if cu_seqlens_k_new is None else "[Tn, Hkv, {}] with cu_seqlens_k_new"
+    check_tensors(
+        q=(q, "[T, Hq, D] with cu_seqlens_q" if packed else "[B, Sq, Hq, D]"),
+        k_cache=(k_cache, pool.format("D")),
+        v_cache=(v_cache, pool.format("Dv")),
+    )
+    check_optional_tensors(
+        k=(k, new.format("D")),
+        v=(v, new.format("Dv")),
+        rotary_cos=(rotary_cos, "[positions, rotary_dim / 2]"),
+        rotary_sin=(rotary_sin, "[positions, rotary_dim / 2]"),
+        cache_seqlens=(None if isinstance(cache_seqlens, int) else cache_seqlens, ANY),
+        cache_batch_idx=(cache_batch_idx, "[B]"),
+        cache_leftpad=(cache_leftpad, "[B]"),
+        **{name_of_table(block_table): (table, "[B, M]")},
+        cu_seqlens_q=(cu_seqlens_q, "[B+1]"),
+        cu_seqlens_k_new=(cu_seqlens_k_new, "[B+1]"),
+        rotary_seqlens=(rotary_seqlens, "[B]"),
+        k_descale=(k_descale, ANY),
+        v_descale=(v_descale, ANY),
+        s_aux=(s_aux, ANY),
+    )
     head_dim, head_dim_v = q.shape[-1], v_cache.shape[-1]
     require_equal("q", q, "k_cache", k_cache)
-    packed = cu_seqlens_q is not None
-    batch_size = batch_size_of(q, cu_seqlens_q)
+    batch_size = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if cu_seqlens_q is None:
         queries = q.shape[1]
         cu_seqlens_q = torch.arange(batch_size + 1, dtype=torch.int32, device=q.device) * queries
@@ -303,7 +346,16 @@ def flash_attn_with_kvcache(
         cache_seqlens = k_cache.shape[1] if table is None else table.shape[1] * k_cache.shape[1]
     if isinstance(cache_seqlens, int):
         cache_seqlens = torch.full((batch_size,), cache_seqlens, dtype=torch.int32, device=q.device)
+    elif cache_seqlens.dim() == 0:
+        cache_seqlens = cache_seqlens.expand(batch_size)
     lengths = cache_seqlens.to(torch.int32)
+    check_per_sequence(
+        batch_size,
+        cache_seqlens=lengths,
+        cache_batch_idx=cache_batch_idx,
+        cache_leftpad=cache_leftpad,
+        rotary_seqlens=rotary_seqlens,
+    )
 
     wide_k, wide_v, q_tokens = padded(k_cache), padded(v_cache), padded(q_tokens)
     view = cache_view(wide_k, wide_v, batch_size, table, cache_batch_idx)
@@ -321,7 +373,11 @@ def flash_attn_with_kvcache(
         k, v = given("k", k), given("v", v)
         require_equal("k", k, "k_cache", k_cache)
         require_equal("v", v, "v_cache", v_cache)
-        after = after + torch.diff(ends_of(k, cu_seqlens_k_new))
+        ends = ends_of(k, cu_seqlens_k_new)
+        if ends.shape[0] != batch_size + 1:
+            argument = "k" if cu_seqlens_k_new is None else "cu_seqlens_k_new"
+            raise ValueError(f"{argument}: expected {batch_size} sequences, as many as q has, got {ends.shape[0] - 1}")
+        after = after + torch.diff(ends)
         if rotary is not None:
             one_position = not causal and window_of(window_size) == (-1, -1)
             q_tokens = rotary.turned(q_tokens, cu_seqlens_q, advance=not one_position)

@@ -157,14 +157,6 @@ def given(argument: str, value: T | None) -> T:
     return value
 
 
-def batch_size_of(q: Tensor, cu_seqlens_q: Tensor | None) -> int:
-    rank = 4 if cu_seqlens_q is None else 3
-    if q.dim() != rank:
-        shape = "[B, Sq, Hq, D]" if rank == 4 else "[T, Hq, D] with cu_seqlens_q"
-        raise ValueError(f"q: expected {shape}, got shape {list(q.shape)}")
-    return q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-
-
 def one_scale(name: str, argument: str, descale: Tensor | None) -> Tensor | None:
     """One scale for the pool, [] or [Hkv]; theirs are [B, Hkv]."""
     if descale is None:

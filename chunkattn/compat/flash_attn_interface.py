@@ -15,6 +15,7 @@ from chunkattn.compat.flash_attn_call import Window, window_of
 from chunkattn.compat.head_dim import padded_dim
 from chunkattn.compat.refusals import foreign_names, refuse_unless
 from chunkattn.compat.scheduler_metadata import SchedulerMetadata
+from chunkattn.compat.tensor_arguments import check_optional_tensors, check_per_sequence, check_tensors
 
 Result = Tensor | tuple[Tensor, ...]
 
@@ -121,8 +122,13 @@ def get_scheduler_metadata(
         which are compared there.
     """
     refuse_unless("get_scheduler_metadata", attention_chunk=(attention_chunk, 0), sm_margin=(sm_margin, 0))
-    if list(cache_seqlens.shape) != [batch_size]:
-        raise ValueError(f"cache_seqlens: expected [{batch_size}], got shape {list(cache_seqlens.shape)}")
+    check_tensors(cache_seqlens=(cache_seqlens, "[B]"))
+    check_optional_tensors(
+        cu_seqlens_q=(cu_seqlens_q, "[B+1]"),
+        cu_seqlens_k_new=(cu_seqlens_k_new, "[B+1]"),
+        cache_leftpad=(cache_leftpad, "[B]"),
+    )
+    check_per_sequence(batch_size, cache_seqlens=cache_seqlens, cache_leftpad=cache_leftpad)
     if cu_seqlens_q is None:
         cu_seqlens_q = torch.arange(batch_size + 1, dtype=torch.int32, device=cache_seqlens.device) * max_seqlen_q
     new = max_seqlen_k_new if cu_seqlens_k_new is None else torch.diff(cu_seqlens_k_new)
