@@ -278,3 +278,63 @@ def test_what_differs_from_the_plan_is_refused():
     ):
         with pytest.raises(ValueError, match="as planned"):
             wrapper.run(bad, cache)
+
+
+def planned_wrappers(dim, dim_v):
+    """(run of q and a pool, its name for the pool) of every wrapper, planned for these head dims."""
+    pool = Pool()
+    workspace, sizes = torch.empty(8, dtype=torch.uint8), (HEADS, KV_HEADS)
+    prefills = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace)
+    prefills.plan(ends(Q_LENS), *pool.csr, *sizes, dim, 16, head_dim_vo=dim_v)
+    mixed = flashinfer.BatchAttention(device="cpu")
+    lengths, dtypes = torch.tensor(KV_LENS, dtype=INT32), {"q_data_type": torch.float16, "kv_data_type": torch.float16}
+    mixed.plan(ends(Q_LENS), pool.indptr, pool.indices, lengths, *sizes, dim, dim_v, 16, **dtypes)
+    yield prefills.run, "paged_kv_cache"
+    yield mixed.run, "kv_cache"
+    if dim != dim_v:
+        return
+    decodes = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace)
+    decodes.plan(*pool.csr, *sizes, dim, 16)
+    yield (lambda q, cache: decodes.run(q[: len(KV_LENS)], cache)), "paged_kv_cache"
+    cascade = flashinfer.MultiLevelCascadeAttentionWrapper(1, workspace)
+    cascade.plan([ends(Q_LENS)], *([x] for x in pool.csr), *sizes, dim, 16)
+    yield cascade.run, "paged_kv_cache"
+
+
+@pytest.mark.parametrize(("dim", "dim_v"), [(64, 64), (64, DIM), (DIM, 64)])
+def test_another_head_dim_than_planned_is_refused(dim, dim_v):
+    """q, keys and values in turn; a narrower pool beside a narrower q as well, which fits but was not planned."""
+    pages = Pool().cache.shape[0]
+
+    def zeros(*shape):
+        return torch.zeros(*shape).half()
+
+    good_q, narrow_q = zeros(sum(Q_LENS), HEADS, dim), zeros(sum(Q_LENS), HEADS, dim // 2)
+    k, v = zeros(pages, 16, KV_HEADS, dim), zeros(pages, 16, KV_HEADS, dim_v)
+    narrow_k, narrow_v = k[..., : dim // 2], v[..., : dim_v // 2]
+    for run, name in planned_wrappers(dim, dim_v):
+        run(good_q, (k, v))
+        for q, pair, argument, what in (
+            (narrow_q, (narrow_k, narrow_v), "q", f"head dim {dim}, as planned, got {dim // 2}"),
+            (good_q, (narrow_k, v), name, f"keys of head dim {dim}, as planned, got {dim // 2}"),
+            (good_q, (k, narrow_v), name, f"values of head dim {dim_v}, as planned, got {dim_v // 2}"),
+        ):
+            with pytest.raises(ValueError, match=rf"^{argument}: expected {what}$"):
+                run(q, pair)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_what_is_no_query_or_no_pool_is_named(layout):
+    pool, q = Pool(layout), queries()
+    wrapper = prefill(pool, layout)
+    k, v = pool.cache.unbind(1)
+    for bad, cache, error, sentence in (
+        (None, pool.cache, TypeError, "q: expected a tensor, got NoneType"),
+        (q[0, 0, 0], pool.cache, ValueError, r"q: expected \[nnz, Hq, D\], got shape \[\]"),
+        (q, None, TypeError, "paged_kv_cache: expected a tensor or a pair, got NoneType"),
+        (q, (k, v, v), ValueError, "paged_kv_cache: expected a tensor or a pair, got 3 values"),
+        (q, (k, None), TypeError, "paged_kv_cache: expected a tensor, got NoneType"),
+        (q, (k[0], v), ValueError, r"paged_kv_cache: expected \[N, .*, D\], got shape"),
+    ):
+        with pytest.raises(error, match=f"^{sentence}"):
+            wrapper.run(bad, cache)

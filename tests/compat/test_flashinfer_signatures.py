@@ -167,7 +167,7 @@ MIXED = {
     "logits_soft_cap": Change(1.5, HINT),  # allows one in the run
     "run_logits_soft_cap": Change(1.5, beside={"logits_soft_cap": 1.0}),
     "q_data_type": misfits(torch.float16, "q: expected torch.float16, as planned, got torch.float32"),
-    "kv_data_type": misfits(torch.float16, POOL_DTYPE),
+    "kv_data_type": misfits(torch.float16, POOL_DTYPE.replace("paged_kv_cache", "kv_cache")),
     "use_profiler": refused(True),
     "out": WRAPPED["out"],
     "lse": WRAPPED["lse"],

@@ -11,7 +11,7 @@ from chunkattn.compat.flashinfer.csr_step import csr_batch, names_of
 from chunkattn.compat.flashinfer.paged_wrapper import planned
 from chunkattn.compat.flashinfer.planned_step import Mask, PlannedStep, Scale, Scales, Shape
 from chunkattn.compat.flashinfer.pools import PagedKVCache, check_layout
-from chunkattn.compat.refusals import refuse_unless
+from chunkattn.compat.refusals import foreign_names, refuse_unless
 
 
 class BatchAttention:
@@ -110,15 +110,16 @@ class BatchAttention:
         refuse_unless("BatchAttention.run", profiler_buffer=(profiler_buffer, None), kv_cache_sf=(kv_cache_sf, None))
         if logits_soft_cap > 0.0 and self._softcap <= 0.0:
             raise ValueError(f"logits_soft_cap: expected 0, as planned, got {logits_soft_cap}")
-        result, state = step.run(
-            "BatchAttention.run",
-            q,
-            kv_cache,
-            scales=Scales(None, k_scale, v_scale),
-            out=out,
-            lse=lse,
-            return_lse=True,
-            softcap=max(logits_soft_cap, 0.0),
-        )
+        with foreign_names(paged_kv_cache="kv_cache"):
+            result, state = step.run(
+                "BatchAttention.run",
+                q,
+                kv_cache,
+                scales=Scales(None, k_scale, v_scale),
+                out=out,
+                lse=lse,
+                return_lse=True,
+                softcap=max(logits_soft_cap, 0.0),
+            )
         assert state is not None  # return_lse is set
         return result, state

@@ -13,6 +13,7 @@ from chunkattn import validate
 from chunkattn.compat.flashinfer.pools import PagedKVCache, unpack
 from chunkattn.compat.flashinfer.rope_llama import RopeLlama
 from chunkattn.compat.refusals import foreign_names, refuse
+from chunkattn.compat.tensor_arguments import check_tensors
 from chunkattn.types import KV_DTYPES_QUANTISED, Batch, Plan
 
 LN2 = math.log(2.0)
@@ -138,7 +139,7 @@ class PlannedStep:
         """
         shape, mask = self._shape, self._mask
         k_cache, v_cache = unpack(paged_kv_cache, shape.kv_layout)
-        self._check(q, k_cache)
+        self._check(q, k_cache, v_cache)
         batch = self.batch
         if mask.rope is not None:
             q, k_cache, v_cache, batch = mask.rope.apply(q, k_cache, v_cache, batch)
@@ -191,8 +192,9 @@ class PlannedStep:
             natural /= LN2
         return result, natural
 
-    def _check(self, q: Tensor, k_cache: Tensor) -> None:
+    def _check(self, q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
         shape = self._shape
+        check_tensors(q=(q, "[nnz, Hq, D]"))
         if q.dtype != shape.q_dtype:
             raise ValueError(f"q: expected {shape.q_dtype}, as planned, got {q.dtype}")
         if k_cache.dtype != shape.kv_dtype:
@@ -201,6 +203,13 @@ class PlannedStep:
             raise ValueError(f"q: expected {self.num_tokens} tokens, as planned, got {q.shape[0]}")
         if k_cache.shape[1] != shape.page_size:
             raise ValueError(f"paged_kv_cache: expected pages of {shape.page_size}, as planned, got {k_cache.shape[1]}")
+        for argument, what, tensor, head_dim in (
+            ("q", "head dim", q, shape.head_dim),
+            ("paged_kv_cache", "keys of head dim", k_cache, shape.head_dim),
+            ("paged_kv_cache", "values of head dim", v_cache, shape.head_dim_v),
+        ):
+            if tensor.shape[-1] != head_dim:
+                raise ValueError(f"{argument}: expected {what} {head_dim}, as planned, got {tensor.shape[-1]}")
 
 
 def _number(name: str, argument: str, scale: Scale | None) -> float:
