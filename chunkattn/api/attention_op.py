@@ -83,7 +83,7 @@ def attention(
 
     Returns:
         out [T, Hq, Dv], or (out, lse [T, Hq]) with `return_lse`. A row that sees no key: out 0, lse -inf (lse =
-        sink with a sink).
+        sink with a sink). A row with a score of NaN or +inf: NaN, lse too.
 
     Raises:
         ValueError, TypeError: ``{arg}: expected …, got …``; nothing has been written.

@@ -94,7 +94,8 @@ def attention_oracle(
 
     Returns:
         out [T, Hq, Dv] and lse [T, Hq] (natural log, with the sink), both float64. A row that sees no key
-        has out 0 and lse -inf (the sink, if there is one); rows past ``cu_seqlens_q[-1]`` have 0 and -inf.
+        has out 0 and lse -inf (the sink, if there is one); rows past ``cu_seqlens_q[-1]`` have 0 and -inf. A row
+        with a score of +inf is NaN, lse too: inf - inf, as for a score of NaN.
     """
     q, k_cache, v_cache = q.detach().cpu(), k_cache.detach().cpu(), v_cache.detach().cpu()
     k_scale = None if k_scale is None else k_scale.detach().cpu()
@@ -151,6 +152,7 @@ def _softmax_rows(scores: Tensor, sees: Tensor, values: Tensor, sink: Tensor) ->
     lse = torch.logsumexp(torch.cat([hidden, sink.expand(len(scores), -1)], 1), 1)
     if not sees.shape[1]:
         return torch.zeros(len(scores), values.shape[1], dtype=torch.float64), lse
+    lse = torch.where(sees.any(1) & (lse == math.inf), math.nan, lse)  # inf - inf, where logsumexp says inf
     empty = ~sees.any(1) | (lse == -math.inf)
     weights = torch.exp(hidden - torch.where(empty, 0.0, lse)[:, None])
     if torch.isfinite(values).all():

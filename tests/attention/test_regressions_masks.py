@@ -246,3 +246,32 @@ def test_d12_merging_counts_the_sink_of_one_state(attend_with, backend):
     right = chunkattn.attention(*prefix, return_lse=True, backend=backend)
     assert_state_close(right, attention_oracle(*prefix))
     assert_state_close(chunkattn.merge_states(*left, *right, backend=backend), expected)
+
+
+INFINITE = AttentionCase("infinite", (3, 1, 20), (40, 17, 150), num_q_heads=4, num_kv_heads=2)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        INFINITE,
+        INFINITE.but(name="invariant", invariant=True),
+        INFINITE.but(name="splits", num_splits=3),
+        INFINITE.but(name="sinks", sinks=True),
+        INFINITE.but(name="fp16", dtype=torch.float16),
+        INFINITE.but(name="fp32", dtype=torch.float32),
+    ],
+    ids=str,
+)
+def test_a_score_of_infinity_makes_its_rows_nan_and_their_lse_too(case, attend):
+    """A key of infinity: the head that scores it +inf has NaN in the rows that see it; one with -inf has numbers."""
+    inputs = build(case)
+    inputs.q[:, 0], inputs.q[:, 1] = inputs.q[:, 0].abs() + 0.1, -inputs.q[:, 1].abs() - 0.1
+    page, slot = divmod(140, case.page_size)  # the last request's queries are at 130 to 149
+    inputs.k_cache[inputs.block_table[2, page], slot, 0] = math.inf
+    out, lse = attend(inputs)
+    assert_state_close((out, lse), inputs.expected(), context=f"{case}: ")
+    seen = torch.zeros(24, 4, dtype=torch.bool)
+    seen[4 + 140 - 130 :, 0] = True
+    assert torch.equal(lse.isnan(), seen)
+    assert torch.equal(out.isnan(), seen[..., None].expand(out.shape))

@@ -107,6 +107,22 @@ def test_sink_enters_the_denominator_once(kv_len, out, lse):
     assert state[1][0, 0].item() == pytest.approx(lse)
 
 
+@pytest.mark.parametrize("kind", ["score", "sink"])
+def test_an_infinite_score_gives_nan(kind):
+    """inf - inf, in out and lse of the rows that see it: here the last of two rows, or both if it is the sink."""
+    case = AttentionCase("inf", (2,), (5,), num_q_heads=1, num_kv_heads=1, head_dim=16, dtype=torch.float32)
+    inputs = build(case.but(sinks=True))
+    inputs.sinks[0] = math.inf if kind == "sink" else 0.0
+    if kind == "score":
+        inputs.q[:] = 1.0
+        inputs.k_cache[int(inputs.block_table[0, 4 // case.page_size]), 4 % case.page_size] = math.inf
+    out, lse = inputs.expected()
+    nan = [kind == "sink", True]
+    assert lse[:, 0].isnan().tolist() == nan
+    assert out[:, 0].isnan().all(-1).tolist() == nan
+    assert out[:, 0].isnan().any(-1).tolist() == nan
+
+
 def test_tree_mask_hides_new_tokens_only():
     # Tokens 4 5 6 after a history of 4: 5 and 6 are siblings, children of 4. Bit 31 makes the word negative.
     rows = [[0b001], [0b011], [0b101 - 2**31]]
