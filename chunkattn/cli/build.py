@@ -73,8 +73,8 @@ def chosen(arch: str, patterns: Sequence[str]) -> tuple[Variant, ...]:
     listed = all_variants()
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(variant.name, pattern) for variant in listed):
-            names = ", ".join(variant.name for variant in listed) or "none"
-            raise click.ClickException(f"--variant: expected the name of a variant ({names}), got {pattern!r}")
+            known = f"one of {len(listed)}, which chunkattn build --list names" if listed else "there is none"
+            raise click.ClickException(f"--variant: expected the name of a variant ({known}), got {pattern!r}")
     return tuple(
         variant
         for variant in listed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from importlib import metadata
 
 import torch
@@ -82,11 +83,11 @@ def print_info(dtype: str, kv_dtype: str, q_heads: int, kv_heads: int, head_dim:
 
 
 def _kernels() -> list[str]:
-    """The variants of the GPU kernels by where they are: package, cache, built on first use, or why not at all."""
+    """How many variants of the GPU kernels are where: package, cache, built on first use, or why not at all."""
     from chunkattn.build import builder, store
     from chunkattn.build.variants import all_variants
 
-    places: dict[str, list[str]] = {}
+    places: Counter[str] = Counter()
     for variant in all_variants():
         library = store.find(variant)
         if library is not None:
@@ -94,9 +95,11 @@ def _kernels() -> list[str]:
         else:
             reason = builder.unbuildable_reason(variant)
             place = "built on first use" if reason is None else f"not available: {reason}"
-        places.setdefault(place, []).append(variant.name)
-    lines = [f"{place}: {', '.join(names)}" for place, names in places.items()]
-    return lines or ["none: the package came without kernel sources (csrc)"]
+        places[place] += 1
+    if not places:
+        return ["none: the package came without kernel sources (csrc)"]
+    lines = [f"{count} {'variant' if count == 1 else 'variants'}: {place}" for place, count in places.items()]
+    return [*lines, "chunkattn build --list names them"]
 
 
 def _facts() -> list[tuple[str, str]]:

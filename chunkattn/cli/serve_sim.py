@@ -15,6 +15,7 @@ import torch
 
 from chunkattn.atomic_file import require_writable, write_atomically
 from chunkattn.bench import machine as bench_machine
+from chunkattn.cli.one_sentence import naming
 from chunkattn.cli.serve_calibration import CalibrationFile, steps_wanted
 from chunkattn.cli.serve_view import ServeView
 from chunkattn.extras import require
@@ -38,6 +39,8 @@ from chunkattn.simulation import (
 )
 
 _UTILISATION = 0.7  # of the default rate: busy, but no queue that only grows
+# Caches made to warm up and to measure have pages enough and no more; if they are too large, the pages are.
+_SMALL_CACHE = {"num_pages": "--page-size", "spec.page_size": "--page-size"}
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,8 @@ def run_serve_sim(options: ServeOptions) -> None:
     config = settings[0].config(
         max_num_seqs=1, page_size=options.capacity.page_size, num_pages=options.capacity.num_pages
     )
-    fitting(to_requests(trace), config)  # refuses a cache that is too small before steps are measured
+    with naming({"pages": "--pages"}):
+        fitting(to_requests(trace), config)  # refuses a cache that is too small before steps are measured
     try:
         outcomes, cost = _compare(options, model, trace, settings, calibration, console)
     except KeyboardInterrupt:
@@ -119,7 +123,8 @@ def _compare(
         if simulated or not rates:
             seqs, page_size = options.capacity.max_num_seqs, options.capacity.page_size
             wanted = steps_wanted(trace, settings, seqs, simulated=simulated)
-            cost = calibration.cost_model(model, wanted, page_size, options.seed, view)
+            with naming(_SMALL_CACHE):
+                cost = calibration.cost_model(model, wanted, page_size, options.seed, view)
             rates = rates or (_sustainable_rate(cost, trace, options),)
         experiment = Experiment(
             trace,
@@ -130,13 +135,15 @@ def _compare(
             slo=options.slo,
             machine=options.machine,
         )
-        experiment.warm_up()
+        with naming(_SMALL_CACHE):
+            experiment.warm_up()
         outcomes = []
         for rate in rates:
             for setting in settings:
                 title = f"{setting.name} @ {rate:.3g} requests/s"
                 view.begin(title, len(trace) * (2 if setting.disaggregated else 1), "requests")
-                outcomes.append(experiment.run(setting, rate, view.on_step))
+                with naming({"num_pages": "--pages"}):
+                    outcomes.append(experiment.run(setting, rate, view.on_step))
         if options.find_capacity:
             _find_capacities(experiment, outcomes, view)
     return outcomes, cost

@@ -33,7 +33,7 @@ from chunkattn.compat.flash_attn_call import (
     used_rows,
     window_of,
 )
-from chunkattn.compat.head_dim import padded, require_equal, write_back
+from chunkattn.compat.head_dim import check_head_dims, padded, require_equal, write_back
 from chunkattn.compat.refusals import foreign_names, refuse_unless
 from chunkattn.compat.scheduler_metadata import SchedulerMetadata
 from chunkattn.compat.tensor_arguments import ANY, check_optional_tensors, check_per_sequence, check_tensors
@@ -149,6 +149,7 @@ def flash_attn_varlen_func(
     lengths = seqused_k if seqused_k is not None else torch.diff(given("cu_seqlens_k", cu_seqlens_k))
     head_dim, head_dim_v = q.shape[-1], v.shape[-1]
     require_equal("k", k, "q", q)
+    check_head_dims(k=head_dim, v=head_dim_v)
     q, k, v = padded(q), padded(k), padded(v)
     if table is not None:
         view = PagedView(k, v, table.to(torch.int32))
@@ -335,6 +336,7 @@ def flash_attn_with_kvcache(
     )
     head_dim, head_dim_v = q.shape[-1], v_cache.shape[-1]
     require_equal("q", q, "k_cache", k_cache)
+    check_head_dims(k_cache=head_dim, v_cache=head_dim_v)
     batch_size = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if cu_seqlens_q is None:
         queries = q.shape[1]

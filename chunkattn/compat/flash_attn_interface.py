@@ -12,7 +12,7 @@ from torch import Tensor
 import chunkattn
 from chunkattn.compat import flash_attn
 from chunkattn.compat.flash_attn_call import Window, window_of
-from chunkattn.compat.head_dim import padded_dim
+from chunkattn.compat.head_dim import check_head_dims, padded_dim
 from chunkattn.compat.refusals import foreign_names, refuse_unless
 from chunkattn.compat.scheduler_metadata import SchedulerMetadata
 from chunkattn.compat.tensor_arguments import check_optional_tensors, check_per_sequence, check_tensors
@@ -122,6 +122,7 @@ def get_scheduler_metadata(
         which are compared there.
     """
     refuse_unless("get_scheduler_metadata", attention_chunk=(attention_chunk, 0), sm_margin=(sm_margin, 0))
+    check_head_dims(headdim=headdim, headdim_v=headdim if headdim_v is None else headdim_v)
     check_tensors(cache_seqlens=(cache_seqlens, "[B]"))
     check_optional_tensors(
         cu_seqlens_q=(cu_seqlens_q, "[B+1]"),

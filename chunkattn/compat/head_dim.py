@@ -31,6 +31,13 @@ def require_equal(argument: str, x: Tensor, of: str, other: Tensor) -> None:
         raise ValueError(f"{argument}: expected the head dim of {of}, {other.shape[-1]}, got {x.shape[-1]}")
 
 
+def check_head_dims(**named: int) -> None:
+    """Raises ValueError for the first head dim that is not served; padded, every other one is."""
+    for argument, dim in named.items():
+        if not 1 <= dim <= MAX_HEAD_DIM:
+            raise ValueError(f"{argument}: expected a head dim from 1 to {MAX_HEAD_DIM}, got {dim}")
+
+
 def write_back(padded_cache: Tensor, cache: Tensor) -> None:
     """Copies what was appended to a padded copy into the cache it was made of; nothing where it is the cache."""
     if padded_cache is not cache:

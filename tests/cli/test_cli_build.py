@@ -69,7 +69,11 @@ def test_what_was_built_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path) -
     ("arguments", "message"),
     [
         (("--arch", "80,75"), "--arch: expected some of 80, 90a, got '75'"),
-        (("--variant", "nothing-*"), "--variant: expected the name of a variant ("),
+        (
+            ("--variant", "nothing-*"),
+            f"Error: --variant: expected the name of a variant (one of {len(all_variants())}, which chunkattn build "
+            "--list names), got 'nothing-*'\n",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence(arguments: tuple[str, ...], message: str) -> None:

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 from tiny_model import write_model
 
+from chunkattn import PagedKV
 from chunkattn.cli.commands import cli
 from chunkattn.cli.serve_view import ServeView
 from chunkattn.scheduler import Request, Scheduler, SchedulerConfig
@@ -161,7 +162,8 @@ def test_synthetic_arrivals_need_no_trace(arguments: list[str]) -> None:
             ["--length-scale", "0.01", "--requests", "1"],
             "longest_context: expected requests of enough tokens for 8 different steps, got",
         ),
-        (["--pages", "1"], "pages: expected room for at least one request in 1 pages of 16"),
+        (["--page-size", str(2**31)], "--page-size: expected at most 2147483647, got 2147483648"),
+        (["--pages", "1"], "Error: --pages: expected room for at least one request in 1 pages of 16"),
     ],
 )
 def test_refuses_in_one_sentence(arguments: list[str], tmp_path: Path, change: list[str], message: str) -> None:
@@ -171,6 +173,24 @@ def test_refuses_in_one_sentence(arguments: list[str], tmp_path: Path, change: l
     assert "measuring" not in result.output
     assert "Traceback" not in result.output
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", ["--pages", "--page-size"])
+def test_a_cache_that_memory_does_not_hold_is_the_options_fault(
+    arguments: list[str], option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Machines differ in what they let a process reserve: this one lets it have a million tokens."""
+    allocate = PagedKV.allocate
+
+    def allocate_some(num_pages: int, page_size: int, *rest: int, **options: object) -> PagedKV:
+        if num_pages * page_size > 1 << 20:
+            raise MemoryError("num_pages: expected pools that fit in memory, got 8 bytes")
+        return allocate(num_pages, page_size, *rest, **options)
+
+    monkeypatch.setattr(PagedKV, "allocate", allocate_some)
+    result = run([*arguments, option, str(1 << 20), "--executor", "model", "--rate", "5"])
+    assert result.exit_code == 1
+    assert result.output.splitlines()[-1] == f"Error: {option}: expected pools that fit in memory, got 8 bytes"
 
 
 @pytest.mark.parametrize("option", ["--output", "--calibration"])

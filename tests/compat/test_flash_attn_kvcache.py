@@ -60,11 +60,13 @@ def test_whole_cache_is_the_default():
 @pytest.mark.parametrize("dim", [0, 257, 300])
 def test_the_head_dim_that_came_is_reported(dim):
     q, k_cache, v_cache, k, v = cache_case(torch.float32, dim=dim)
-    with pytest.raises(ValueError, match=rf"^k_cache: expected a head dim that .* up to 256, got {dim}$"):
+    with pytest.raises(ValueError, match=rf"^k_cache: expected a head dim from 1 to 256, got {dim}$"):
         flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=7)
+    with pytest.raises(ValueError, match=rf"^k: expected a head dim from 1 to 256, got {dim}$"):
+        flash_attn.flash_attn_func(q, k_cache[: len(q)], v_cache[: len(q)])
     lengths = torch.tensor([7, 7], dtype=INT32)
     for name, dims in (("headdim", {"headdim": dim}), ("headdim_v", {"headdim": 32, "headdim_v": dim})):
-        with pytest.raises(ValueError, match=rf"^{name}: expected a multiple of 8 up to 256, got {dim}$"):
+        with pytest.raises(ValueError, match=rf"^{name}: expected a head dim from 1 to 256, got {dim}$"):
             flash_attn_interface.get_scheduler_metadata(2, 3, 40, 4, 2, cache_seqlens=lengths, **dims)
 
 
