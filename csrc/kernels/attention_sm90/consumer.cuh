@@ -189,9 +189,10 @@ class Consumer {
 
   // All warps have all rows; each has its own keys of every block, and their states are joined in the end.
   __device__ void decode(const Task& task) {
-    // Before a warp writes to its keys' rows (a state, zeros for hidden values), wgmma of either group has read the
-    // last item there: cp.async that arrives at a barrier orders its copies and nothing else. Other producers do more.
-    if constexpr (!Config::kWidens) synchronise();
+    // All have read what the last decode staged; and before a warp writes to its keys' rows (a state, zeros for hidden
+    // values), wgmma of either group has read the last item there: a barrier at which cp.async arrives orders no more
+    // than its copies.
+    synchronise();
     using Tile = WarpTile<Config, DecodeGeometry<Config>>;
     using KeyReader = TileReader<typename Config::KeyTile>;
     const Blocks blocks(p_, task, task.kv_begin, task.kv_end);
@@ -247,7 +248,6 @@ class Consumer {
     if (any) tile.stage(staged, shared_.staged_max, shared_.staged_sum, warp() * Config::kDecodeRows);
     synchronise();
     join_warps(task, staged, any ? kConsumerWarps : 0);
-    synchronise();  // all have read what was staged
   }
 
   // num_warps: 0 where there is no state.
