@@ -55,12 +55,15 @@ def test_a_bad_variable_is_one_sentence(module: str) -> None:
         ("cuda", [["cuda", "refuses"], ["cpu", "capable"], ["reference", "capable"]], False),
     ],
 )
-def test_info_takes_what_the_environment_asks_for(asked: str, rows: list[list[str]], settings: bool) -> None:
+def test_info_takes_what_the_environment_asks_for(
+    asked: str, rows: list[list[str]], settings: bool, tmp_path: Path
+) -> None:
     if find_spec("chunkattn._native") is None:
         pytest.skip("the native core is not built")
     environment = {**os.environ, "CHUNKATTN_BACKEND": asked, "COLUMNS": "120"}
     command = [sys.executable, "-m", "chunkattn", "info"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    # Not in a checkout, whose sources come first there, built or not.
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.partition("\ncpu: bfloat16")[2].split("\n\n")[0].splitlines()[1:]
     assert [line.split()[:2] for line in lines[: len(rows)]] == rows
