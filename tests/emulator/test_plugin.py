@@ -67,10 +67,11 @@ def test_double():
 
 
 def run_pytest(folder: Path, *arguments: str) -> tuple[int, str]:
-    """pytest in a folder of its own, with nothing but the plugin."""
+    """pytest in a folder of its own, with nothing but the plugin, and no summary that would say a finding again."""
     paths = [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "emulator.plugin", "--rootdir", str(folder), *arguments]
+    command = [sys.executable, "-m", "pytest", "-q", "-rN", "-p", "emulator.plugin"]
+    command += ["--rootdir", str(folder), *arguments]
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     return result.returncode, result.stdout + result.stderr
 
