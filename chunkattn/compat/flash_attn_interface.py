@@ -11,7 +11,7 @@ from torch import Tensor
 
 import chunkattn
 from chunkattn.compat import flash_attn
-from chunkattn.compat.flash_attn_call import Window, window_of
+from chunkattn.compat.flash_attn.call import Window, window_of
 from chunkattn.compat.head_dim import check_head_dims, padded_dim
 from chunkattn.compat.refusals import foreign_names, refuse_unless
 from chunkattn.compat.scheduler_metadata import SchedulerMetadata

@@ -16,7 +16,10 @@ import torch
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["flash_attn", "flashinfer.prefill", "flashinfer.decode", "flashinfer.attention"])
+@pytest.mark.parametrize(
+    "name",
+    ["flash_attn.varlen", "flash_attn.kvcache", "flashinfer.prefill", "flashinfer.decode", "flashinfer.attention"],
+)
 def test_docstring_examples(name):
     result = doctest.testmod(importlib.import_module(f"chunkattn.compat.{name}"))
     assert result.attempted >= 4

@@ -137,18 +137,11 @@ def window_of(window: Window | None) -> tuple[int, int]:
     return max(left, -1), max(right, -1)
 
 
-def one_table(block_table: Tensor | None, page_table: Tensor | None) -> Tensor | None:
+def one_table(block_table: Tensor | None, page_table: Tensor | None) -> tuple[str, Tensor | None]:
+    """The table and which of its two names it came by."""
     if block_table is not None and page_table is not None:
         raise ValueError("page_table: expected None with block_table, its other name, got a tensor")
-    return block_table if page_table is None else page_table
-
-
-def name_of_table(block_table: Tensor | None) -> str:
-    return "page_table" if block_table is None else "block_table"
-
-
-def name_of_rows(cache_batch_idx: Tensor | None) -> str:
-    return "k_cache" if cache_batch_idx is None else "cache_batch_idx"
+    return ("page_table", page_table) if block_table is None else ("block_table", block_table)
 
 
 def given(argument: str, value: T | None) -> T:
@@ -166,10 +159,3 @@ def one_scale(name: str, argument: str, descale: Tensor | None) -> Tensor | None
             raise refuse(name, argument, "expected the same scales for every sequence, as the pool is shared")
         descale = descale[0]
     return (descale.reshape(()) if descale.numel() == 1 else descale).float()
-
-
-def used_rows(cu_seqlens_q: Tensor, seqused_q: Tensor) -> Tensor:
-    counts = seqused_q.long()
-    ends = counts.cumsum(0)
-    offset = torch.arange(int(ends[-1]), device=counts.device) - torch.repeat_interleave(ends - counts, counts)
-    return torch.repeat_interleave(cu_seqlens_q[:-1].long(), counts) + offset
