@@ -71,6 +71,7 @@ _CORRECTNESS = (
     BenchCase("check", "window", ((1, 300, 5000), (4, 1, 9000)), Heads(16, 8, 256, 256, (1023, -1), False, 30.0)),
     BenchCase("check", "sinks", ((2, 257, 4000), (8, 1, 700)), Heads(64, 8, 64, 64, (127, -1), True)),
     BenchCase("check", "fp8", ((1, 200, 2000), (8, 1, 4000)), kv_dtype="fp8_e4m3", page_size=64),
+    BenchCase("check", "fp8 d256", ((1, 130, 3000), (4, 1, 4000)), Heads(16, 8, 256, 256), kv_dtype="fp8_e4m3"),
     BenchCase("check", "int8", ((1, 64, 1000), (8, 1, 4000)), kv_dtype="int8", layout="hnd"),
     BenchCase("check", "fp16 d192", ((1, 128, 4096), (4, 1, 4096)), Heads(16, 16, 192, 128), "fp16", "fp16"),
     BenchCase("check", "fp32", ((1, 40, 500), (4, 1, 1000)), Heads(8, 2, 64, 64), "fp32", "fp32"),

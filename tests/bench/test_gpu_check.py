@@ -123,7 +123,7 @@ def test_kernels_are_built_before_the_clock_of_a_task_runs(check, monkeypatch):
     monkeypatch.setattr(builder, "build", lambda variants, report: built.extend(variants))
     assert check.check._prepared().status == "done"
     names = {variant.name for variant in built}
-    assert {"attention_sm90-d128-bf16-sm90a", "attention_sm80-d256-bf16-sm80", "plan-sm90a"} <= names
+    assert {"attention_sm90-d128-bf16-sm90a", "attention_sm80-d256-bf16-kv_e4m3-sm80", "plan-sm90a"} <= names
     assert len(names) == len(built) < 15
 
     def refuse(variants, report):

@@ -181,7 +181,7 @@ def test_head_dims_run_in_the_narrowest_tile_that_holds_them(monkeypatch):
     ],
 )
 def test_head_dims_and_caches_that_are_listed(head_dims, tile, dtype, kv_dtype):
-    """sm_90 takes the same tiles of the older kernel where it has none of its own."""
+    """sm_90 takes the same tiles of the older kernel where its own has none."""
     scale = "none" if kv_dtype == dtype else "head"
     spec = AttentionSpec("cuda", dtype, kv_dtype, 4, 2, *head_dims, 16, kv_scale=scale)
     for arch in (80, 90, 100):
@@ -189,8 +189,8 @@ def test_head_dims_and_caches_that_are_listed(head_dims, tile, dtype, kv_dtype):
         assert not reason
         old = [variant for variant in found if variant.kernel == "attention_sm80"]
         assert (old[0].head_dim, old[0].head_dim_v) == tile
-        wgmma = max(head_dims) <= 128 or (tile == (192, 128) and kv_dtype == dtype)
-        assert found[0].kernel == "attention_sm80" or (arch == 90 and wgmma)
+        wgmma = tile != (32, 32) and (kv_dtype == dtype or max(head_dims) <= 128)
+        assert (found[0].kernel == "attention_sm90") == (arch == 90 and wgmma)
 
 
 def test_every_variant_that_a_call_may_need_takes_its_plan():

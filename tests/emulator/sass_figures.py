@@ -144,6 +144,7 @@ class Kernel:
 
 OURS = {
     "sm90": Kernel("attention_sm90-d128-bf16-sm90a", 16, "sm90"),
+    "sm90 d256": Kernel("attention_sm90-d256-bf16-sm90a", 16, "sm90 d256", 256),
     "sm80": Kernel("attention_sm80-d128-bf16-sm80", 32, "sm80"),
 }
 

@@ -23,7 +23,7 @@ DECODE = AttentionCase("decode", (1,) * 4, (1024,) * 4, num_q_heads=8, num_kv_he
 # As many row tiles as CTAs, so that none is split: partial states are read again.
 TILES = {
     "d192x128": PREFILL.but(name="prefill-d192x128", head_dim=192, head_dim_v=128),
-    "d256": PREFILL.but(name="prefill-d256", head_dim=256, q_lens=(128,)),
+    "d256": PREFILL.but(name="prefill-d256", head_dim=256, q_lens=(128,), num_splits=1),
     "d256 decode": DECODE.but(name="decode-d256", head_dim=256, kv_lens=(1000,) * 4),
     "d128 e4m3": PREFILL.but(name="prefill-d128-e4m3", kv_dtype=torch.float8_e4m3fn),
 }

@@ -63,6 +63,23 @@ CASES = {
             kv_lens=(154, 300, 49, 200, 140, 60, 30, 90),
         ),
     ),
+    # Teams of warps that have blocks of decodes in turn, and states in both stages.
+    "sm90 widest": (
+        90,
+        MIXED.but(
+            head_dim=256, q_lens=(70, 3, 1, 1, 5, 3, 1, 1, 1, 1), kv_lens=(400, 330, 600, 40, 0, 150, 140, 50, 70, 30)
+        ),
+    ),
+    "sm90 widest, odd pages": (
+        90,
+        MIXED.but(
+            head_dim=256,
+            page_size=5,
+            num_splits=1,
+            q_lens=(130, 140, 1, 1, 3, 2, 1, 1),
+            kv_lens=(154, 180, 49, 200, 140, 60, 30, 90),
+        ),
+    ),
 }
 
 

@@ -44,8 +44,11 @@ CASES = [
     INVARIANT,
     LONG.but(name="d192", head_dim=192, head_dim_v=128, num_splits=2, page_size=64),
     MIXED.but(name="d192 mixed", head_dim=192, head_dim_v=128, sinks=True),
+    LONG.but(name="d256", head_dim=256, num_splits=2, page_size=64),
+    MIXED.but(name="d256 mixed", head_dim=256, sinks=True),
 ]  # fmt: skip
 WIDE = LONG.but(name="wide keys", head_dim=192, head_dim_v=128)
+WIDEST = LONG.but(name="widest heads", head_dim=256)
 WIDE_CASES = [
     WIDE.but(name="d192 odd pages", head_dim=160, page_size=5, layout="hnd"),
     WIDE.but(name="d192 padded rows", head_dim=136, head_dim_v=72, layout="lanes", q_layout="offset"),
@@ -53,6 +56,15 @@ WIDE_CASES = [
     WIDE.but(name="d192 tree fp16", tree=True, dtype=torch.float16, page_size=24),
     WIDE.but(name="d192 decodes", q_lens=(1, 1, 1), kv_lens=(500, 1, 129), num_splits=3),
     WIDE.but(name="d192 invariant", q_lens=(33, 1, 5), kv_lens=(50, 2100, 40), invariant=True),
+    WIDEST.but(name="d256 odd pages", page_size=5, layout="hnd"),
+    WIDEST.but(name="d256 pages of 24", head_dim=200, page_size=24, layout="lanes", q_layout="offset"),
+    WIDEST.but(name="d256 window cap alibi", window=(200, -1), softcap=9.0, alibi="request", layout="fused"),
+    WIDEST.but(name="d256 tree fp16", tree=True, dtype=torch.float16, page_size=8),
+    # Groups of warps have blocks of 64 keys in turn: one block, two, three and many.
+    WIDEST.but(name="d256 decodes", q_lens=(1,) * 6, kv_lens=(1, 64, 65, 129, 200, 900), num_splits=1, sinks=True),
+    WIDEST.but(name="d256 split decodes", q_lens=(1, 1, 1), kv_lens=(500, 1, 129), num_splits=3),
+    WIDEST.but(name="d256 windowed decodes", q_lens=(1, 2, 1), kv_lens=(500, 300, 129), window=(70, -1)),
+    WIDEST.but(name="d256 invariant", q_lens=(33, 1, 5), kv_lens=(50, 2100, 40), invariant=True),
 ]
 
 # 8-bit caches are widened on their way into the same tiles.
@@ -90,6 +102,10 @@ OTHER_CASES = [
 ]
 
 
+def values_of(head_dim: int) -> int:
+    return 128 if head_dim == 192 else head_dim
+
+
 def kernels(session: Session) -> set[str]:
     return {launch.kernel for launch in session.launches if "attention_kernel" in launch.kernel}
 
@@ -112,7 +128,7 @@ def test_against_the_oracle(case: AttentionCase, seed: int) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("case", WIDE_CASES, ids=str)
-def test_keys_wider_than_values(case: AttentionCase, seed: int) -> None:
+def test_wide_heads(case: AttentionCase, seed: int) -> None:
     check(case, seed)
 
 
@@ -148,12 +164,12 @@ def test_queries_of_any_magnitude(factor: float) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full), pytest.param(2, marks=pytest.mark.full)])
-@pytest.mark.parametrize("head_dim", [128, 192])
+@pytest.mark.parametrize("head_dim", [128, 192, 256])
 def test_decodes_write_where_a_prefill_has_read(head_dim: int, seed: int) -> None:
     """Zeros for hidden values and, where keys are wide, states, in rows that wgmma of the other group read before and
     that cp.async fills again; all items by one CTA."""
     wide = AttentionCase("after a prefill", (130, 1, 3, 3, 2), (154, 200, 49, 140, 60), num_q_heads=4, num_kv_heads=2,
-                         head_dim=head_dim, head_dim_v=128, page_size=5, num_splits=1)  # fmt: skip
+                         head_dim=head_dim, head_dim_v=values_of(head_dim), page_size=5, num_splits=1)  # fmt: skip
     inputs = build(wide)
     for request, kv_len in enumerate(wide.kv_lens):
         if wide.q_lens[request] > 1:
@@ -175,7 +191,10 @@ def test_every_batch(batch: str) -> None:
     [
         MIXED,
         CASES[7],
-        *(pytest.param(case, marks=pytest.mark.full) for case in (FP8_MIXED, FP8_CASES[5], WIDE, *FAST_OTHERS[2:])),
+        *(
+            pytest.param(case, marks=pytest.mark.full)
+            for case in (FP8_MIXED, FP8_CASES[5], WIDE, WIDEST, *FAST_OTHERS[2:])
+        ),
     ],
     ids=str,
 )
@@ -188,10 +207,18 @@ def test_bitwise_laws(case: AttentionCase) -> None:
         laws.check_outputs_overwritten(ATTEND, build(case))
 
 
-@pytest.mark.parametrize("seeds", [range(1, 6), pytest.param(range(6, 60), marks=pytest.mark.full)])
-def test_the_schedule_changes_no_bit(seeds: range) -> None:
+@pytest.mark.parametrize(
+    ("case", "seeds"),
+    [
+        (LONG, range(1, 6)),
+        (WIDEST, range(1, 4)),
+        *(pytest.param(case, range(6, 60), marks=pytest.mark.full) for case in (LONG, WIDEST)),
+    ],
+    ids=str,
+)
+def test_the_schedule_changes_no_bit(case: AttentionCase, seeds: range) -> None:
     """Whichever CTA takes an item, and whoever arrives last at a merge: the same bits."""
-    inputs = build(LONG.but(num_splits=3))
+    inputs = build(case.but(num_splits=3))
     with emulated(90):
         first = ATTEND(inputs)
     for seed in seeds:
@@ -201,7 +228,7 @@ def test_the_schedule_changes_no_bit(seeds: range) -> None:
 
 @pytest.mark.parametrize("fill", [0x00, 0x4B, 0xFF])
 @pytest.mark.parametrize(
-    "case", [MIXED, *(pytest.param(case, marks=pytest.mark.full) for case in (FP8_MIXED, WIDE))], ids=str
+    "case", [MIXED, *(pytest.param(case, marks=pytest.mark.full) for case in (FP8_MIXED, WIDE, WIDEST))], ids=str
 )
 def test_old_shared_memory_does_not_matter(fill: int, case: AttentionCase) -> None:
     inputs = build(case)
@@ -218,10 +245,11 @@ def test_any_number_of_multiprocessors(multiprocessors: int) -> None:
         assert_state_close(ATTEND(inputs), inputs.expected())
 
 
-@pytest.mark.parametrize("head_dim", [128, pytest.param(192, marks=pytest.mark.full)])
+@pytest.mark.parametrize("head_dim", [128, *(pytest.param(wide, marks=pytest.mark.full) for wide in (192, 256))])
 def test_invariant_rows_do_not_depend_on_chunking_or_neighbours(head_dim: int) -> None:
     """One request walks two segments of 2,048 keys in one item; cut into pieces it has the same bits."""
-    case = INVARIANT.but(q_lens=(40, 9), kv_lens=(40, 2200), padding=0, head_dim=head_dim, head_dim_v=128)
+    case = INVARIANT.but(q_lens=(40, 9), kv_lens=(40, 2200), padding=0, head_dim=head_dim,
+                         head_dim_v=values_of(head_dim))  # fmt: skip
     inputs = build(case)
     with emulated(90):
         whole = ATTEND(inputs)

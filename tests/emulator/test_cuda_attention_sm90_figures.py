@@ -27,13 +27,15 @@ FP8_PREFILL, FP8_DECODE = (
     case.but(name=f"{case.name}-e4m3", kv_dtype=torch.float8_e4m3fn, scale_mode="token_head")
     for case in (PREFILL, UNEVEN_DECODE)
 )
+WIDE_PREFILL, WIDE_DECODE = PREFILL.but(head_dim=256, q_lens=(128,), num_splits=1), UNEVEN_DECODE.but(head_dim=256)
 REGISTERS = 168  # of a thread at the launch: 65,536 shared by 384
 
 
 @pytest.mark.parametrize(
     "case",
-    [PREFILL, DECODE, FP8_PREFILL, pytest.param(FP8_DECODE, marks=pytest.mark.full)],
-    ids=["prefill-d128", "decode-d128", "prefill-e4m3-d128", "decode-e4m3-d128"],
+    [PREFILL, DECODE, FP8_PREFILL, WIDE_PREFILL]
+    + [pytest.param(case, marks=pytest.mark.full) for case in (FP8_DECODE, WIDE_DECODE)],
+    ids=lambda case: f"{case.name}-d{case.head_dim}",
 )
 def test_against_the_baseline(case: AttentionCase, monkeypatch: pytest.MonkeyPatch) -> None:
     module, result = counted(case, monkeypatch, 90)
@@ -46,24 +48,28 @@ def test_against_the_baseline(case: AttentionCase, monkeypatch: pytest.MonkeyPat
     performance_record.require_no_growth(f"attention_sm90-{case.name}-d{case.head_dim}", now)
 
 
-def test_decode_reads_keys_and_values_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", [UNEVEN_DECODE, WIDE_DECODE], ids=lambda case: f"d{case.head_dim}")
+def test_decode_reads_keys_and_values_once(case: AttentionCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes from global memory within 3 % of K, V and queries."""
-    _, result = counted(UNEVEN_DECODE, monkeypatch, 90)
-    useful = kv_bytes((1,) * 4, (1000,) * 4, num_kv_heads=2, head_dim=128) + 4 * 8 * 128 * 2
+    _, result = counted(case, monkeypatch, 90)
+    width = case.head_dim
+    useful = kv_bytes((1,) * 4, (1000,) * 4, num_kv_heads=2, head_dim=width) + 4 * 8 * width * 2
     read = bytes_read(result)
     assert useful <= read <= 1.03 * useful, f"{read} bytes read, {useful} useful"
 
 
-def test_every_row_tile_reads_the_keys_it_sees_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, result = counted(PREFILL, monkeypatch, 90)
-    tiles = [kv_bytes((32,), (768 + 32 * (tile + 1),), num_kv_heads=1, head_dim=128) for tile in range(8)]
-    useful = sum(tiles) + 256 * 4 * 128 * 2
+@pytest.mark.parametrize("case", [PREFILL, WIDE_PREFILL], ids=lambda case: f"d{case.head_dim}")
+def test_every_row_tile_reads_the_keys_it_sees_once(case: AttentionCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, result = counted(case, monkeypatch, 90)
+    (q_len,), (kv_len,), width = case.q_lens, case.kv_lens, case.head_dim
+    ends = range(kv_len - q_len + 32, kv_len + 1, 32)  # of the keys that tiles see
+    useful = sum(kv_bytes((32,), (end,), num_kv_heads=1, head_dim=width) for end in ends) + q_len * 4 * width * 2
     read = bytes_read(result)
     assert useful <= read <= 1.03 * useful, f"{read} bytes read, {useful} useful"
 
 
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp16", marks=pytest.mark.full)])
-@pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.full), 128])
+@pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.full), 128, 256])
 def test_weights_are_computed_beside_the_products(head_dim: int, dtype: str) -> None:
     """In the machine code of the loop over blocks that are seen whole, in this order: the products with K of one block
     and with V of the last one begin, between two barriers by which the groups take turns; the scores are waited for;
@@ -80,13 +86,15 @@ def test_weights_are_computed_beside_the_products(head_dim: int, dtype: str) -> 
         return [place for place, line in enumerate(loop) if re.search(pattern, line)]
 
     products, ends = places("HGMMA"), places("HGMMA.*gsb0")
-    assert len(products) == head_dim // 16 + 128 // 16
+    keys = 64 if head_dim == 256 else 128  # of a block
+    assert len(products) == head_dim // 16 + keys // 16
     assert [products.index(end) + 1 for end in ends] == [head_dim // 16, len(products)], "wgmma is serialised"
     (turn,), (turn_over,) = places(r"BAR\.SYNC"), places(r"BAR\.ARV")
     (scores,), (values,) = places("DEPBAR.*0x1"), places("DEPBAR.*0x0")
     assert turn < products[0] < products[-1] < turn_over < scores < values
     exponentials = [place for place in places(r"MUFU\.EX2") if place > turn]
-    assert len([place for place in exponentials if scores < place < values]) >= 64 + 2  # of 16 x 128 scores by 32 lanes
+    of_a_lane = 16 * keys // 32
+    assert len([place for place in exponentials if scores < place < values]) >= of_a_lane + 2
     assert all(scores < place < values for place in exponentials), "weights are computed beside no product"
     assert not places(r"\b(LDL|STL)\b")
 

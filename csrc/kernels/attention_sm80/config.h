@@ -38,10 +38,10 @@ struct Config {
   static constexpr int kSlotRowBytes = larger(kKeyBytes, kValueBytes);
 
   // Prefill: 32 rows a warp, so that every fragment of K and V read from shared memory serves two products, which
-  // halves the reads; the sums of more than 128 columns of V leave registers for 16 rows only. Blocks of 64 keys,
-  // unless registers (widening 8-bit elements beside 128 columns of sums) or shared memory (rows of more than 256
-  // bytes) are short.
-  static constexpr int kPrefillRows = kHeadDimV <= 128 ? 128 : 64;
+  // halves the reads; the sums of more than 128 columns of V leave registers for 16 rows only. An item, which may be
+  // served by the kernel for sm_90 as well, then takes two passes. Blocks of 64 keys, unless registers (widening 8-bit
+  // elements beside 128 columns of sums) or shared memory (rows of more than 256 bytes) are short.
+  static constexpr int kItemRows = 128, kPrefillRows = kHeadDimV <= 128 ? 128 : 64;
   static constexpr int kPrefillBlock = kWidest > 128 || (kQuantised && kWidest == 128) ? 32 : 64;
   // Decode: 16 rows; each warp has its own quarter of every block of keys.
   static constexpr int kDecodeRows = 16, kDecodeBlock = 64;

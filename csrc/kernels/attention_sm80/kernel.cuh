@@ -10,11 +10,12 @@ namespace chunkattn::sm80 {
 // needs.
 struct Control {
   Task task;
+  int32_t item_begin, item_end;  // rows, where the task's are those of a pass
   int32_t arrivals;
   bool done;
 };
 
-// One item. In invariant mode decodes run in the prefill tile: one order of accumulation for everybody.
+// The task's rows against all its keys.
 template <class Config, class Geometry>
 __device__ void run(const KernelParams& p, Task& task, char* shared) {
 #pragma unroll 1
@@ -29,6 +30,25 @@ __device__ void run(const KernelParams& p, Task& task, char* shared) {
   }
 }
 
+// An item of more rows than the tile has, a tile after the other.
+template <class Config>
+__device__ void run_in_passes(const KernelParams& p, Control& control, char* shared) {
+  Task& task = control.task;
+  if (threadIdx.x == 0) control.item_begin = task.row_begin, control.item_end = task.row_end;
+#pragma unroll 1
+  while (true) {
+    if (threadIdx.x == 0) task.row_end = min(task.row_begin + Config::kPrefillRows, control.item_end);
+    __syncthreads();
+    run<Config, Geometry<Config, false>>(p, task, shared);
+    const bool last = task.row_end == control.item_end;
+    __syncthreads();  // all have read the staged state and the pass
+    if (last) break;
+    if (threadIdx.x == 0) task.row_begin = task.row_end, task.segment_begin = task.kv_begin;
+  }
+  if (threadIdx.x == 0) task.row_begin = control.item_begin;
+}
+
+// In invariant mode decodes run in the prefill tile: one order of accumulation for everybody.
 template <class Config>
 __global__ void __launch_bounds__(kThreads, kCtasPerSm) attention_kernel(const __grid_constant__ KernelParams p) {
   extern __shared__ __align__(128) char shared[];
@@ -43,6 +63,8 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm) attention_kernel(const _
     Task& task = control.task;
     if (task.is_decode && !p.attention.invariant) {
       run<Config, Geometry<Config, true>>(p, task, shared);
+    } else if constexpr (Config::kPrefillRows < Config::kItemRows) {
+      run_in_passes<Config>(p, control, shared);
     } else {
       run<Config, Geometry<Config, false>>(p, task, shared);
     }

@@ -7,7 +7,7 @@ namespace {
 
 using Variant = Config<static_cast<DType>(CHUNKATTN_DTYPE), static_cast<DType>(CHUNKATTN_KV_DTYPE), CHUNKATTN_HEAD_DIM,
                        CHUNKATTN_HEAD_DIM_V>;
-static_assert(CHUNKATTN_TILE_ROWS == Variant::kPrefillRows, "the planner cuts rows into the kernel's tiles");
+static_assert(CHUNKATTN_TILE_ROWS == Variant::kItemRows, "the planner cuts rows into the kernel's tiles");
 static_assert(CHUNKATTN_DECODE_ROWS == Variant::kDecodeRows, "the planner's decode class fits the decode tile");
 static_assert(CHUNKATTN_CTAS_PER_SM == kCtasPerSm, "the planner's workers are the kernel's CTAs");
 static_assert(CHUNKATTN_KV_TILE % Variant::kPrefillBlock == 0 && CHUNKATTN_KV_TILE % Variant::kDecodeBlock == 0,

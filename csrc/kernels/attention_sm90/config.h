@@ -32,9 +32,12 @@ struct Config {
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static_assert(kHeadDim % 64 == 0 && kHeadDimV % 64 == 0, "tiles consist of columns of 128 bytes");
 
-  // Prefill: 64 rows a group of consumers. Decode: 16 rows; each warp has its own part of every block of keys.
-  static constexpr int kRows = 64 * kConsumerGroups, kDecodeRows = 16;
-  static constexpr int kBlock = 128;  // keys
+  // Prefill: 64 rows a group of consumers; the sums of more than 128 columns of V leave registers for 64 keys only.
+  static constexpr int kRows = 64 * kConsumerGroups;
+  static constexpr int kBlock = kHeadDimV <= 128 ? 128 : 64;  // keys
+  // Decode: 16 rows; each warp has 16 keys of a block, which all warps share, or each of two teams in turn.
+  static constexpr int kDecodeRows = 16, kDecodeKeys = 16;
+  static constexpr int kTeamWarps = kBlock / kDecodeKeys, kTeams = kConsumerWarps / kTeamWarps;
   using QueryTile = ColumnTile<kRows, kHeadDim * 2>;
   using KeyTile = ColumnTile<kBlock, kHeadDim * 2>;
   using ValueTile = ColumnTile<kBlock, kHeadDimV * 2>;
@@ -53,28 +56,30 @@ struct Config {
       QueryTile::kBytes + kStagedRows * 2 * 4 + kRingBytes + (kWidens ? kRows * 4 : 0) + 1024;
   static constexpr int fitting(int bytes) { return (kSharedPerCta - kFixedBytes - bytes) / kStageBytes; }
 
-  // Decodes leave a state a warp in shared memory: where the warp's own keys of the last block were, if room of its own
+  // Decodes leave a state a warp in shared memory: where the warp's own keys of its last block were, if room of its own
   // would leave fewer than two stages, or, beside a ring of bytes, one stage less.
   static constexpr int kStateBytes = kStagedRows * kHeadDimV * 4;
   static constexpr bool kStateInStage = kWidens || fitting(kStateBytes) < 2;
   static constexpr int kFitting = fitting(kStateInStage ? 0 : kStateBytes);
   static constexpr int kStages = kFitting < 4 ? kFitting : 4;  // K and V blocks in shared memory, each
   static_assert(kStages >= 2, "the next block must load while one is computed on");
+  static_assert(kTeams == 1 || (kTeams == kStages && kStateInStage), "a team finds all its blocks in one stage");
 
-  // Where the state lies, permuted so that neither side meets a bank conflict. In a stage: a column of 128 bytes of K's
-  // tile after the other, then those of V's.
+  // Where the state lies, permuted so that neither side meets a bank conflict. In a team's stage: a column of 128 bytes
+  // of K's tile after the other, then those of V's.
   static_assert(!kStateInStage || kHeadDim >= kHeadDimV, "a stage has room for it");
   CHUNKATTN_HOST_DEVICE static constexpr int staged(int row, int column) {
     if (!kStateInStage) return row * kHeadDimV + (column ^ row % 4 * 8);
-    return column / 32 * (KeyTile::kColumnBytes / 4) + row * 32 + (column % 32 ^ row % 4 * 8);
+    const int team = kTeams > 1 ? row / kBlock : 0;
+    return team * (kStageBytes / 4) + column / 32 * (KeyTile::kColumnBytes / 4) + (row - team * kBlock) * 32 +
+           (column % 32 ^ row % 4 * 8);
   }
 };
 
 // What the decode tile is to WarpTile: all rows, and a warp's keys of a block.
 template <class Config>
 struct DecodeGeometry {
-  static constexpr int kWarpRows = Config::kDecodeRows, kWarpKeys = Config::kBlock / kConsumerWarps;
-  static_assert(kWarpKeys % 16 == 0, "tensor cores take 16 keys at once");
+  static constexpr int kWarpRows = Config::kDecodeRows, kWarpKeys = Config::kDecodeKeys;
 };
 
 }  // namespace chunkattn::sm90

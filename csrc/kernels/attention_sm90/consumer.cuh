@@ -19,7 +19,7 @@ class Consumer {
   using Blocks = typename Config::Blocks;
   using Stage = StageAddress<Config>;
   using Hidden = HiddenValues<Config, typename Config::ValueTile>;
-  static constexpr int kWarpKeys = DecodeGeometry<Config>::kWarpKeys;  // of a block
+  static constexpr int kTeams = Config::kTeams;  // in decodes
 
   __device__ Consumer(const KernelParams& p, const TensorMaps& maps, Shared& shared)
       : p_(p), maps_(maps), shared_(shared) {}
@@ -147,14 +147,15 @@ class Consumer {
   // Keeps NaN and infinities in V from rows that do not see their keys; each warp looks through a part of the block.
   __device__ void keep_hidden(const Task& task, GroupTile<Config>& tile, int32_t first_row, int32_t first_key,
                               float factor, const float* query_scales) {
-    const int stage = position_.place(), mine = warp() * kWarpKeys;
+    constexpr int kKeys = Config::kBlock / kConsumerWarps;
+    const int stage = position_.place(), mine = warp() * kKeys;
     wait_full(shared_.of_values[stage], position_.parity());
     Hidden hidden(shared_.stages[stage].values, value_scales(0));
-    if (!ptx::barrier_or(kAllConsumers, kConsumers, hidden.template found<kWarpKeys>(mine, lane()))) return;
+    if (!ptx::barrier_or(kAllConsumers, kConsumers, hidden.template found<kKeys>(mine, lane()))) return;
     tile.raise_maxima(factor, query_scales);
     hidden.give(tile, p_, task, first_row, first_key, 0, Config::kBlock);
     synchronise();
-    hidden.template clear<kWarpKeys>(mine, lane());
+    hidden.template clear<kKeys>(mine, lane());
     synchronise();
   }
 
@@ -162,14 +163,15 @@ class Consumer {
   template <class Tile>
   __device__ void keep_own_hidden(const Task& task, Tile& tile, int32_t first_key, float factor,
                                   const float* query_scales) {
-    const int stage = position_.place(), mine = warp() * kWarpKeys;
+    constexpr int kKeys = Config::kDecodeKeys;
+    const int stage = position_.place(), mine = own_keys();
     wait_full(shared_.of_values[stage], position_.parity());
     Hidden hidden(shared_.stages[stage].values, value_scales(0));
-    if (!hidden.template found<kWarpKeys>(mine, lane())) return;
+    if (!hidden.template found<kKeys>(mine, lane())) return;
     tile.raise_maxima(factor, query_scales);
-    hidden.give(tile, p_, task, task.row_begin, first_key - mine, mine, kWarpKeys);
+    hidden.give(tile, p_, task, task.row_begin, first_key - mine, mine, kKeys);
     __syncwarp();
-    hidden.template clear<kWarpKeys>(mine, lane());
+    hidden.template clear<kKeys>(mine, lane());
     __syncwarp();
   }
 
@@ -187,7 +189,7 @@ class Consumer {
     }
   }
 
-  // All warps have all rows; each has its own keys of every block, and their states are joined in the end.
+  // All warps have all rows; each has its own keys of its team's blocks, and their states are joined in the end.
   __device__ void decode(const Task& task) {
     // All have read what the last decode staged; and before a warp writes to its keys' rows (a state, zeros for hidden
     // values), wgmma of either group has read the last item there: a barrier at which cp.async arrives orders no more
@@ -199,9 +201,9 @@ class Consumer {
     const auto queries =
         TileReader<typename Config::QueryTile>::rows_then_chunks(ptx::shared_address(shared_.queries), lane());
     const KeyReader keys = Tile::template key_reader<typename Config::KeyTile>(
-        ptx::shared_address(shared_.stages[0].keys) + warp() * kWarpKeys * 128, lane());
+        ptx::shared_address(shared_.stages[0].keys) + own_keys() * 128, lane());
     const auto values = TileReader<typename Config::ValueTile>::rows_then_chunks(
-        ptx::shared_address(shared_.stages[0].values) + warp() * kWarpKeys * 128, lane());
+        ptx::shared_address(shared_.stages[0].values) + own_keys() * 128, lane());
     const ScoreMod mod(p_.attention, task.kv_head);
     const float factor = mod.softmax_factor();
     const bool transforms = mod.transforms;
@@ -209,22 +211,26 @@ class Consumer {
 #pragma unroll 1
     for (int32_t block = blocks.first; block < blocks.end; ++block, ++position_.count) {
       const int stage = position_.place();
-      const int32_t first_key = block * Config::kBlock + warp() * kWarpKeys;
+      const int32_t first_key = block * Config::kBlock + own_keys();
+      const bool kept = Config::kStateInStage && block + kTeams >= blocks.end;  // for the warps' states
+      if (team_of(position_.count) != team()) {
+        if (!kept) pass_by(stage);
+        continue;
+      }
 
       wait_full(shared_.of_keys[stage], position_.parity());
       tile.multiply_keys(queries.moved(0), keys.moved(stage * sizeof(StageTiles<Config>)));
-      const bool kept = Config::kStateInStage && block + 1 == blocks.end;  // for the warp's state
       if (!Config::kWidens && !kept) release(shared_.of_keys[stage], lane());
       if (transforms)
         tile.transform(ScoreMod(p_.attention, task.kv_head), p_, task, task.row_begin, first_key,
-                       key_scales(warp() * kWarpKeys), query_scales(0));
+                       key_scales(own_keys()), query_scales(0));
       if (Config::kWidens && !kept) release(shared_.of_keys[stage], lane());
-      if (!blocks.every.holds_all(first_key, kWarpKeys)) {
+      if (!blocks.every.holds_all(first_key, Config::kDecodeKeys)) {
         tile.hide(visible_keys(p_, task), p_, task, task.row_begin, first_key);
-        if (blocks.rows_differ(first_key, kWarpKeys))
+        if (blocks.rows_differ(first_key, Config::kDecodeKeys))
           keep_own_hidden(task, tile, first_key, factor, transforms ? nullptr : query_scales(0));
       }
-      tile.softmax_step(factor, transforms ? nullptr : query_scales(0), value_scales(warp() * kWarpKeys));
+      tile.softmax_step(factor, transforms ? nullptr : query_scales(0), value_scales(own_keys()));
 
       wait_full(shared_.of_values[stage], position_.parity());
       tile.multiply_values(values.moved(stage * sizeof(StageTiles<Config>)));
@@ -232,31 +238,46 @@ class Consumer {
     }
     release(shared_.of_queries, lane());
     if constexpr (Config::kStateInStage) {
-      const int stage = (position_.count + Config::kStages - 1) % Config::kStages;
-      const bool any = blocks.end > blocks.first;  // without a block there is no place for a state, and no state
-      join_states(task, tile, reinterpret_cast<float*>(shared_.stages[stage].keys), any);
-      if (!any) return;
-      release(shared_.of_keys[stage], lane());
-      release(shared_.of_values[stage], lane());
+      // Without a block a team has no place for a state, and no state.
+      const uint32_t end = position_.count, begin = end - (blocks.end - blocks.first);
+      const int kept = min(blocks.end - blocks.first, kTeams);
+      const int stage = kTeams == 1 ? (end + Config::kStages - 1) % Config::kStages : 0;
+      float* staged = reinterpret_cast<float*>(shared_.stages[stage].keys);
+      if (kept == kTeams || (kept > 0 && team_of(begin) == team())) stage_state(tile, staged);
+      synchronise();
+      join_warps(task, staged, team_of(begin) * Config::kTeamWarps, kept * Config::kTeamWarps);
+#pragma unroll 1
+      for (uint32_t place = end - kept; place < end; ++place) {
+        release(shared_.of_keys[place % Config::kStages], lane());
+        release(shared_.of_values[place % Config::kStages], lane());
+      }
     } else {
-      join_states(task, tile, shared_.state.staged, true);
+      stage_state(tile, shared_.state.staged);
+      synchronise();
+      join_warps(task, shared_.state.staged, 0, kConsumerWarps);
     }
   }
 
-  template <class Tile>
-  __device__ void join_states(const Task& task, Tile& tile, float* staged, bool any) {
-    if (any) tile.stage(staged, shared_.staged_max, shared_.staged_sum, warp() * Config::kDecodeRows);
-    synchronise();
-    join_warps(task, staged, any ? kConsumerWarps : 0);
+  // A block of the other team.
+  __device__ void pass_by(int stage) {
+    wait_full(shared_.of_keys[stage], position_.parity());
+    release(shared_.of_keys[stage], lane());
+    wait_full(shared_.of_values[stage], position_.parity());
+    release(shared_.of_values[stage], lane());
   }
 
-  // num_warps: 0 where there is no state.
-  __device__ void join_warps(const Task& task, const float* staged, int num_warps) {
+  template <class Tile>
+  __device__ void stage_state(Tile& tile, float* staged) {
+    tile.stage(staged, shared_.staged_max, shared_.staged_sum, warp() * Config::kDecodeRows);
+  }
+
+  // Of so many warps, from the team's on that had the first block: always in the order of keys.
+  __device__ void join_warps(const Task& task, const float* staged, int first_warp, int num_warps) {
     for_each_part<kConsumers>(p_, task, thread(), [&](int row, int column) {
       RowPart part;
 #pragma unroll Config::kWidens ? 1 : kConsumerWarps
       for (int warp = 0; warp < num_warps; ++warp) {
-        const int at = warp * Config::kDecodeRows + row;
+        const int at = (first_warp + warp) % kConsumerWarps * Config::kDecodeRows + row;
         part.join(shared_.staged_max[at], shared_.staged_sum[at],
                   *reinterpret_cast<const float4*>(staged + Config::staged(at, column)));
       }
@@ -296,6 +317,11 @@ class Consumer {
   __device__ static int thread() { return ptx::thread_index() - kProducers; }
   __device__ static int warp() { return thread() / 32; }
   __device__ static int lane() { return ptx::thread_index() % 32; }
+
+  // In decodes: the team, that of a block by its place in the ring, and the first key of a block that is this warp's.
+  __device__ static int team() { return kTeams > 1 && in_second_group(); }
+  __device__ static int team_of(uint32_t place) { return static_cast<int>(place % kTeams); }
+  __device__ static int own_keys() { return (warp() - team() * Config::kTeamWarps) * Config::kDecodeKeys; }
 
   // The compiler knows that a vote is the same for all lanes of a warp.
   __device__ static bool in_second_group() { return __all_sync(0xffffffff, thread() >= 128); }

@@ -74,6 +74,7 @@ struct GroupTile : RowTile<Config, 16, Config::kBlock> {
   __device__ void take_weights(const Shrink& shrink) {
     Rows::round_weights();
     if (shrink.any) shrink_all(shrink.of_row);
+    pin(out[0]);  // or ptxas may hold some of them elsewhere between two products, and move them to and fro
   }
 
   // Calls visit(column, values) for four neighbouring columns of a row of this lane at a time. Neighbouring lanes swap

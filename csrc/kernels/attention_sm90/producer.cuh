@@ -179,13 +179,14 @@ class Producer {
     }
   }
 
-  // Boxes of `box` rows; the lane of a box's first row brings it, a column of 128 bytes after the other.
+  // Boxes of `box` rows; the lane of a box's first row brings it, a column of 128 bytes after the other. Lanes past the
+  // warp's rows have none.
   template <class Tile>
   __device__ void copy_boxes(const Loader& loader, int32_t kv_head, const CUtensorMap* map, int box, uint32_t tile,
                              const Handover& place) {
     const uint32_t barrier = ptx::shared_address(&place.full);
     const int row = warp_ * kWarpKeys + lane_;
-    if (row & (box - 1)) return ptx::mbarrier_arrive(barrier);
+    if (row & (box - 1) || lane_ >= kWarpKeys) return ptx::mbarrier_arrive(barrier);
     ptx::fence_async_proxy();  // warps may have copied rows to this place before
     ptx::mbarrier_arrive_expecting(barrier, box * 128 * Tile::kColumns);
 #pragma unroll

@@ -29,8 +29,8 @@ class StageAddress {
 
   // How far the descriptor of a consumer group's queries is from that of the first stage's keys.
   __device__ static uint32_t first_keys_to_queries(bool second_group) {
-    static_assert(Config::QueryTile::kColumnBytes == Config::KeyTile::kColumnBytes &&
-                      Config::ValueTile::kColumnBytes == Config::KeyTile::kColumnBytes,
+    // Where k is innermost, wgmma does not ask how far the next column is: queries may have more rows than keys.
+    static_assert(Config::ValueTile::kColumnBytes == Config::KeyTile::kColumnBytes,
                   "descriptors differ by addresses alone");
     return offsetof(Shared, queries) / 16 - offsetof(Shared, stages) / 16 + (second_group ? 64 * 128 / 16 : 0);
   }
