@@ -42,7 +42,7 @@ class Variant:
         dtype, kv_dtype: "bf16", …; None where the kernel takes all. kv_dtype is never "same" here.
         tile: name of the tile shape, "" for the only one.
         constants: (name, value) pairs.
-        lacks: options of a problem (names of `AttentionSpec` fields) that it refuses.
+        lacks: options of a problem (names of `AttentionSpec` fields, or "token_scale") that it refuses.
     """
 
     kernel: str

@@ -41,6 +41,18 @@ CASES = {
             scale_mode="token_head",
         ),
     ),
+    # The same with queries that are copied as they are, and for the next item beside tiles that are widened.
+    "sm90 fp8, fp16": (
+        90,
+        MIXED.but(
+            head_dim=128,
+            dtype=torch.float16,
+            kv_dtype=torch.float8_e4m3fn,
+            scale_mode="head",
+            q_lens=(70, 3, 1, 1, 5, 3, 1, 1),
+            kv_lens=(500, 400, 600, 40, 0, 300, 60, 50),
+        ),
+    ),
     # States of decodes where keys were that tensor copies brought, and bring again.
     "sm90 wide keys": (
         90,

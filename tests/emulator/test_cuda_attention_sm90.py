@@ -74,11 +74,16 @@ FAST_FP8 = [
     FP8.but(name="fp8"),
     FP8_MIXED.but(name="fp8 d64", scale_mode="head", head_dim=64),
 ]
+# Scales of tokens would need the sm_80 kernel.
+FP16_FP8 = LONG.but(dtype=torch.float16, kv_dtype=torch.float8_e4m3fn, scale_mode="head")
+FP16_FP8_MIXED = MIXED.but(dtype=torch.float16, kv_dtype=torch.float8_e4m3fn, scale_mode="tensor")
 FAST_OTHERS = [
     FP8.but(name="e5m2", kv_dtype=torch.float8_e5m2),
     FP8_MIXED.but(name="e5m2 d64", kv_dtype=torch.float8_e5m2, head_dim=64),
     FP8.but(name="int8 d64", kv_dtype=torch.int8, head_dim=64),
     FP8_MIXED.but(name="int8", kv_dtype=torch.int8, scale_mode="head"),
+    FP16_FP8.but(name="fp16 fp8"),
+    FP16_FP8_MIXED.but(name="fp16 fp8 d64", head_dim=64),
 ]
 FP8_CASES = [
     FP8_MIXED,
@@ -95,6 +100,10 @@ FP8_CASES = [
                   num_kv_heads=1),
     FP8_MIXED.but(name="fp8 d64 invariant", q_lens=(33, 1, 5), kv_lens=(50, 2100, 40), invariant=True, head_dim=64),
 ]  # fmt: skip
+FP16_CASES = [
+    case.but(name=case.name.replace("fp8", "fp16 fp8"), dtype=torch.float16, scale_mode="head")
+    for case in FP8_CASES
+]
 OTHER_CASES = [
     case.but(name=case.name.replace("fp8", name), kv_dtype=dtype)
     for name, dtype in (("e5m2", torch.float8_e5m2), ("int8", torch.int8))
@@ -139,7 +148,7 @@ def test_widened_caches(case: AttentionCase) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("case", FAST_FP8 + FAST_OTHERS + FP8_CASES + OTHER_CASES, ids=str)
+@pytest.mark.parametrize("case", FAST_FP8 + FAST_OTHERS + FP8_CASES + FP16_CASES + OTHER_CASES, ids=str)
 def test_widened_caches_in_every_schedule(case: AttentionCase, seed: int) -> None:
     check(case, seed)
 

@@ -26,7 +26,7 @@ _DTYPES = {
 }
 ATTENTION_OPS = ("attention", "plan")
 # Options that are called otherwise where they are arguments.
-_ARGUMENTS = {"alibi": "alibi_slopes", "kv_scale": "k_scale"}
+_ARGUMENTS = {"alibi": "alibi_slopes", "kv_scale": "k_scale", "token_scale": "k_scale"}
 
 
 def runs_on(variant: Variant, device: Gpu) -> bool:
@@ -107,4 +107,5 @@ def lacking(variant: Variant, spec: AttentionSpec) -> list[str]:
         name: bool(getattr(spec, name)) for name in ("window", "softcap", "alibi", "sinks", "tree_mask", "invariant")
     }
     asked["kv_scale"] = spec.kv_scale != "none"
+    asked["token_scale"] = spec.kv_scale == "token"
     return [name for name in variant.lacks if asked.get(name, False)]

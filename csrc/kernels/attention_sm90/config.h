@@ -27,7 +27,7 @@ struct Config {
   static_assert(size_of(kType) == 2 && (kWidens || kType == kCacheType), "tiles hold what the tensor cores multiply");
   static constexpr bool kQuantised = false, kFineWeights = false;
   static constexpr int kElementBytes = 2;
-  static constexpr bool kScaledQueries = kWidens;  // by powers of two, so that fp16 holds them
+  static constexpr bool kScaledQueries = kType != kCompute;  // by powers of two, so that fp16 holds them
   static constexpr float kWeightUnit = weight_unit(kCacheType);
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static_assert(kHeadDim % 64 == 0 && kHeadDimV % 64 == 0, "tiles consist of columns of 128 bytes");

@@ -296,7 +296,7 @@ class Consumer {
 
   // Scales beside the tiles of 8-bit caches, from a row or a key of the block on; nullptr where there are none.
   __device__ const float* query_scales(int first) const {
-    if constexpr (Config::kWidens) return shared_.bytes.query_scales + first;
+    if constexpr (Config::kScaledQueries) return shared_.bytes.query_scales + first;
     return nullptr;
   }
   __device__ const float* key_scales(int first) const {

@@ -67,7 +67,7 @@ class Producer {
     } else {
       copy_queries<Config::kRows>(task);
     }
-    if constexpr (!Config::kWidens) finish_copies(shared_.of_queries, p_.query_access);
+    if constexpr (!Config::kScaledQueries) finish_copies(shared_.of_queries, p_.query_access);
   }
 
   // Rows past the task's end become zeros.
@@ -81,7 +81,7 @@ class Producer {
     copy_rows<kRows, typename Config::QueryTile, 2>(
         ptx::shared_address(shared_.queries), warp_ * kRows, static_cast<const char*>(a.q),
         row < task.row_end ? offset * 2 : kNoRow, static_cast<int>(a.head_dim) * 2, p_.query_access, lane_);
-    if constexpr (Config::kWidens) narrow_queries<kRows>();
+    if constexpr (Config::kScaledQueries) narrow_queries<kRows>();
   }
 
   // bf16 rows become fp16, divided by a power of two each, in place; every lane has the chunks that it copied.
