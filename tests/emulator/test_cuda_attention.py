@@ -1,6 +1,6 @@
 """Attention of the CUDA backend in the emulator: a small set that touches every option, the laws, and the schedules.
 
-The operator's own tests, all of them, run in `test_cuda_attention_suite` (the long tier).
+The operator's own tests, all of them, run in `test_cuda_suite` (the long tier).
 """
 
 from __future__ import annotations
@@ -56,8 +56,10 @@ LARGE = [
     MIXED.but(name="d96 narrower values", head_dim=96, head_dim_v=40, dtype=torch.float16, num_splits=2),
     AttentionCase("d192x128 mixed", *BATCHES["mixed"], num_q_heads=3, num_kv_heads=3, head_dim=192, head_dim_v=128),
     MIXED.but(name="d192x128 splits", head_dim=192, head_dim_v=128, num_splits=3, sinks=True, tree=True),
-    MIXED.but(name="d256 splits", head_dim=256, num_splits=2, alibi="head", page_size=64),
-    MIXED.but(name="d256 invariant", q_lens=(33, 1), kv_lens=(50, 2100), head_dim=256, invariant=True),
+    MIXED.but(
+        name="d256 splits", q_lens=(40, 1), kv_lens=(300, 300), head_dim=256, num_splits=2, alibi="head", page_size=64
+    ),
+    MIXED.but(name="d256 invariant", q_lens=(33, 1), kv_lens=(2100, 2100), head_dim=256, invariant=True),
     MIXED.but(name="d160 in d256", head_dim=160, layout="lanes", q_layout="offset"),
     MIXED.but(name="e4m3 d128 token", kv_dtype=E4M3, scale_mode="token_head", head_dim=128, num_splits=2),
     FEW_KEYS.but(name="d128 scales of few keys", head_dim=128),

@@ -101,8 +101,7 @@ FP8_CASES = [
     FP8_MIXED.but(name="fp8 d64 invariant", q_lens=(33, 1, 5), kv_lens=(50, 2100, 40), invariant=True, head_dim=64),
 ]  # fmt: skip
 FP16_CASES = [
-    case.but(name=case.name.replace("fp8", "fp16 fp8"), dtype=torch.float16, scale_mode="head")
-    for case in FP8_CASES
+    case.but(name=case.name.replace("fp8", "fp16 fp8"), dtype=torch.float16, scale_mode="head") for case in FP8_CASES
 ]
 OTHER_CASES = [
     case.but(name=case.name.replace("fp8", name), kv_dtype=dtype)
@@ -188,6 +187,17 @@ def test_decodes_write_where_a_prefill_has_read(head_dim: int, seed: int) -> Non
     with emulated(90, Options.for_seed(seed), multiprocessors=1):
         ATTEND(inputs, out=out, lse=lse)
     assert_state_close((out, lse), inputs.expected())
+
+
+def test_bits_of_a_decode_do_not_depend_on_the_stage_it_begins_in() -> None:
+    """Where teams of warps have blocks in turn: one CTA runs all items, in both orders."""
+    case = AttentionCase("stages", (1,) * 7, (190, 64, 129, 200, 300, 65, 500), num_q_heads=16, num_kv_heads=1,
+                         head_dim=256, num_splits=1)  # fmt: skip
+    inputs = build(case)
+    with emulated(90, multiprocessors=1):
+        forwards = ATTEND(inputs)
+        out, lse = ATTEND(inputs.recut([(request, 0, 1) for request in reversed(range(7))]))
+    laws.assert_same_state((out.flip(0), lse.flip(0)), forwards, "backwards: ")
 
 
 @pytest.mark.parametrize("batch", [name for name in BATCHES if name != "no_tokens"])

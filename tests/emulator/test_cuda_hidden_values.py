@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from chunkattn.testing import laws
+from chunkattn.testing import AttentionCase, build, laws
 
 from . import cuda_backend
 from .launch import Options
@@ -48,6 +48,22 @@ def test_cuda(case, arch, seed):
     kernels = {launch.kernel for launch in session.launches if "attention_kernel" in launch.kernel}
     assert kernels
     assert all(("sm90" in kernel) == (arch == 90) for kernel in kernels)
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("head_dim", [64, 128, pytest.param(256, marks=pytest.mark.full)])
+def test_in_invariant_mode_no_bit_of_other_rows_tells_of_them(head_dim, arch):
+    """The block that holds the NaN is computed on in another way by tiles of which a row sees it."""
+    for seed in range(4):
+        case = AttentionCase(
+            "nan", (18,), (300,), num_q_heads=8, num_kv_heads=1, head_dim=head_dim, invariant=True, seed=seed
+        )
+        inputs = build(case)
+        inputs.v_cache[inputs.block_table[0, 299 // 16], 299 % 16, 0, 3] = float("nan")  # the last token's alone
+        with emulated(arch):
+            whole = ATTEND(inputs)
+            cut = ATTEND(inputs.recut([(0, 0, 4), (0, 4, 18)]))
+        laws.assert_same_state(cut, whole, f"seed {seed}: ")
 
 
 @pytest.mark.parametrize("arch", [80, 90])

@@ -127,8 +127,22 @@ def test_our_main_loops_have_not_grown(record: dict[str, Any], ours: Callable[[s
 def test_the_wgmma_loop_needs_no_more_than_flash_attention_3(
     record: dict[str, Any], ours: Callable[[str], Figures], shape: str, peer: str, way: str
 ) -> None:
-    """Instructions that are not wgmma by wgmma, in the loop for blocks of keys that need no mask."""
+    """Instructions that are not wgmma by wgmma, in the loop for blocks of keys that need no mask. At 256 columns a
+    wgmma of ours has 64 keys where theirs has 80; by the work see below."""
     theirs = record["shapes"][shape]["peers"][peer]["figures"]["rescaling"]
     found: Way = getattr(ours(shape), way)
     limit = theirs["per_matrix_instruction"]
     assert found.normalised(OURS[shape].head_dim)["per_matrix_instruction"] <= limit, f"{found} against {theirs}"
+
+
+def test_the_wide_loop_needs_less_by_the_work_on_the_average(
+    record: dict[str, Any], ours: Callable[[str], Figures]
+) -> None:
+    """Over 4,096 keys in blocks of 64, if scores are independent: a row's maximum rises in block i by one chance in i,
+    and sums are rescaled where any of a warp's 16 rows has risen."""
+    blocks = range(2, 4096 // 64 + 1)
+    share = sum(1 - (1 - 1 / i) ** 16 for i in blocks) / len(blocks)
+    found = ours("sm90 d256")
+    shortest, rescaling = (way.normalised(256)["per_64x128x16"] for way in (found.shortest, found.rescaling))
+    limit = record["shapes"]["sm90 d256"]["peers"]["FA3 causal, TMA"]["figures"]["rescaling"]["per_64x128x16"]
+    assert shortest + share * (rescaling - shortest) <= 0.9 * limit

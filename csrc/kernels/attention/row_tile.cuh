@@ -102,31 +102,40 @@ struct RowTile {
     }
   }
 
+  // By how much raise_maxima() shrank sums of values, if it was called.
+  struct Raised {
+    float shrink[kRows];
+
+    __device__ Raised() {
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) shrink[row] = 1.0f;
+    }
+  };
+
   // One step of the online softmax: scores become the weights of V, exp2(score * factor - max), times the scales of V's
   // tokens; sums of older keys shrink. kSplitScaled: weights that carry a scale leave a `rest` as well, which the
   // product with V must take.
   template <bool kSplitScaled = false>
-  __device__ void softmax_step(float factor, const float* query_scales, const float* value_scales) {
+  __device__ void softmax_step(float factor, const float* query_scales, const float* value_scales,
+                               const Raised& raised) {
     float shrink[kRows];
-    weigh(factor, query_scales, value_scales, shrink);
+    weigh(factor, query_scales, value_scales, shrink, raised);
     round_weights<kSplitScaled>(value_scales);
     shrink_sums(shrink);
   }
 
-  // The part of softmax_step() that concerns older keys; a softmax_step() after it finds nothing more to shrink.
-  __device__ void raise_maxima(float factor, const float* query_scales) {
-    float shrink[kRows];
+  // The part of softmax_step() that concerns sums of older values, before it; it then finds nothing to shrink but sums
+  // of weights, by what is noted here: rounded once, they have the same bits as without this.
+  __device__ void raise_maxima(float factor, const float* query_scales, Raised& raised) {
 #pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      shrink[row] = raise(row, factor_of(row, factor, query_scales));
-      softmax.sum[row] *= shrink[row];
-    }
-    shrink_sums(shrink);
+    for (int row = 0; row < kRows; ++row) raised.shrink[row] = raise(row, factor_of(row, factor, query_scales));
+    shrink_sums(raised.shrink);
   }
 
  protected:
   // Scores become weights, not rounded yet. `shrink`: by how much sums of older keys do.
-  __device__ void weigh(float factor, const float* query_scales, const float* value_scales, float (&shrink)[kRows]) {
+  __device__ void weigh(float factor, const float* query_scales, const float* value_scales, float (&shrink)[kRows],
+                        const Raised& raised = Raised()) {
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
       const float row_factor = factor_of(row, factor, query_scales);
@@ -140,7 +149,7 @@ struct RowTile {
           score = ptx::exp2_approximate(fmaf(score, row_factor, -softmax.max[row]));
           sum = n + i > 0 ? sum + score : score;
         }
-      softmax.sum[row] = fmaf(softmax.sum[row], shrink[row], sum);
+      softmax.sum[row] = fmaf(softmax.sum[row], shrink[row] * raised.shrink[row], sum);
     }
     if (value_scales) scale_weights(value_scales);  // one branch; a choice for each weight costs caches without scales
   }

@@ -12,6 +12,7 @@ struct WarpTile : RowTile<Config, Geometry::kWarpRows, Geometry::kWarpKeys> {
   using Rows = RowTile<Config, Geometry::kWarpRows, Geometry::kWarpKeys>;
   using Rows::kM, Rows::kN, Rows::kRows, Rows::kV, Rows::key_of, Rows::lane, Rows::out, Rows::row_of, Rows::scores,
       Rows::softmax, Rows::weights, Rows::rest;
+  using Raised = typename Rows::Raised;
   static constexpr DType kCompute = Config::kCompute;
 
   __device__ explicit WarpTile(int lane) : Rows(lane) {}

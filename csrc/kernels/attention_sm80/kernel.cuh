@@ -30,7 +30,8 @@ __device__ void run(const KernelParams& p, Task& task, char* shared) {
   }
 }
 
-// An item of more rows than the tile has, a tile after the other.
+// An item in passes of at most kPrefillRows rows, each against all keys. The task's rows are the pass's meanwhile; the
+// merge of splits wants the item's again.
 template <class Config>
 __device__ void run_in_passes(const KernelParams& p, Control& control, char* shared) {
   Task& task = control.task;

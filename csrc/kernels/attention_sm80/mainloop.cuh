@@ -73,7 +73,7 @@ class Ring {
 template <class Config, class Geometry>
 __device__ void keep_hidden(WarpTile<Config, Geometry>& tile, const KernelParams& p, const Task& task,
                             int32_t first_row, int32_t block, int32_t kv_end, float factor, char* shared, uint32_t slot,
-                            int first_scale) {
+                            int first_scale, typename WarpTile<Config, Geometry>::Raised& raised) {
   constexpr int kKeys = Geometry::kLoadRows;
   const int warp = ptx::thread_index() / 32, first = warp * kKeys;
   const int32_t block_key = block * Geometry::kBlock;
@@ -90,14 +90,14 @@ __device__ void keep_hidden(WarpTile<Config, Geometry>& tile, const KernelParams
   const bool found = hidden.template found<kKeys>(first, tile.lane);
   if constexpr (Geometry::kDecode) {  // nobody else reads a warp's keys
     if (!found) return;
-    tile.raise_maxima(factor, query_scales);
+    tile.raise_maxima(factor, query_scales, raised);
     hidden.give(tile, p, task, first_row, block_key, first, kKeys);
     __syncwarp();
     hidden.template clear<kKeys>(first, tile.lane);
     __syncwarp();
   } else {
     if (!ptx::barrier_or(0, kThreads, found)) return;
-    tile.raise_maxima(factor, query_scales);
+    tile.raise_maxima(factor, query_scales, raised);
     hidden.give(tile, p, task, first_row, block_key, 0, Geometry::kBlock);
     __syncthreads();
     hidden.template clear<kKeys>(first, tile.lane);
@@ -124,7 +124,6 @@ __device__ void attend(const KernelParams& p, const Task& task, int32_t kv_end, 
   const float* token_scales = reinterpret_cast<const float*>(shared + Geometry::kKeyScales) + warp_key;
   const float* query_scales =
       Config::kQuantised ? reinterpret_cast<const float*>(shared + Geometry::kQueryScalesAt) + warp_row : nullptr;
-  const bool has_value_scales = p.attention.v.scale.mode == ScaleMode::kPerTokenHead;
 
   load_queries<Config, Geometry>(p, task, shared);
   using BlockRing = Ring<Config, Geometry>;
@@ -153,13 +152,15 @@ __device__ void attend(const KernelParams& p, const Task& task, int32_t kv_end, 
     if (!blocks.every.holds_all(first_key, Geometry::kWarpKeys))
       tile.hide(visible_keys(p, task), p, task, task.row_begin + warp_row, first_key);
     ring.advance(false);
+    typename WarpTile<Config, Geometry>::Raised raised;
     if (!blocks.every.holds_all(first_key, Geometry::kWarpKeys))
       keep_hidden(tile, p, task, task.row_begin + warp_row, block, kv_end, factor, shared, ring.slot(),
-                  ring.first_scale());
+                  ring.first_scale(), raised);
     const float* value_scales = token_scales + ring.first_scale();
+    const bool has_value_scales = p.attention.v.scale.mode == ScaleMode::kPerTokenHead;  // asked anew: no register
     __builtin_assume(value_scales != nullptr);  // or the choice below is looked at by its address
     tile.template softmax_step<Config::kSplitScaled>(factor, transforms ? nullptr : query_scales,
-                                                     has_value_scales ? value_scales : nullptr);
+                                                     has_value_scales ? value_scales : nullptr, raised);
     if (Config::kSplitScaled && has_value_scales) {
       tile.template multiply_values<true>(values.moved(ring.slot()));
     } else {

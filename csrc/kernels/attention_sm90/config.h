@@ -35,9 +35,11 @@ struct Config {
   // Prefill: 64 rows a group of consumers; the sums of more than 128 columns of V leave registers for 64 keys only.
   static constexpr int kRows = 64 * kConsumerGroups;
   static constexpr int kBlock = kHeadDimV <= 128 ? 128 : 64;  // keys
-  // Decode: 16 rows; each warp has 16 keys of a block, which all warps share, or each of two teams in turn.
+  // Decode: 16 rows; each warp takes 16 keys of a block. 128 keys occupy all eight warps; 64 keys a team of four, and
+  // two teams have blocks in turn.
   static constexpr int kDecodeRows = 16, kDecodeKeys = 16;
   static constexpr int kTeamWarps = kBlock / kDecodeKeys, kTeams = kConsumerWarps / kTeamWarps;
+  static constexpr int kTeamRows = kTeamWarps * kDecodeRows;  // of staged states
   using QueryTile = ColumnTile<kRows, kHeadDim * 2>;
   using KeyTile = ColumnTile<kBlock, kHeadDim * 2>;
   using ValueTile = ColumnTile<kBlock, kHeadDimV * 2>;
@@ -70,8 +72,8 @@ struct Config {
   static_assert(!kStateInStage || kHeadDim >= kHeadDimV, "a stage has room for it");
   CHUNKATTN_HOST_DEVICE static constexpr int staged(int row, int column) {
     if (!kStateInStage) return row * kHeadDimV + (column ^ row % 4 * 8);
-    const int team = kTeams > 1 ? row / kBlock : 0;
-    return team * (kStageBytes / 4) + column / 32 * (KeyTile::kColumnBytes / 4) + (row - team * kBlock) * 32 +
+    const int team = kTeams > 1 ? row / kTeamRows : 0;
+    return team * (kStageBytes / 4) + column / 32 * (KeyTile::kColumnBytes / 4) + (row - team * kTeamRows) * 32 +
            (column % 32 ^ row % 4 * 8);
   }
 };

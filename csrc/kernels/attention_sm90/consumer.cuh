@@ -78,12 +78,14 @@ class Consumer {
       stage.describe(shared_, to_queries);
       tile.multiply_keys(stage.queries(), stage.keys());
       release_then_transform(task, stage, lane() == 0, block, transforms, tile);
+      typename GroupTile<Config>::Raised raised;
       if (!blocks.every.holds_all(first_key, Config::kBlock)) {
         tile.hide(visible_keys(p_, task), p_, task, first_row, first_key);
         if (blocks.rows_differ(first_key, Config::kBlock))
-          keep_hidden(task, tile, first_row, first_key, factor, transforms ? nullptr : query_scales(warp() * 16));
+          keep_hidden(task, tile, first_row, first_key, factor, transforms ? nullptr : query_scales(warp() * 16),
+                      raised);
       }
-      tile.take_weights(tile.weigh(factor, transforms ? nullptr : query_scales(warp() * 16), value_scales(0)));
+      tile.take_weights(tile.weigh(factor, transforms ? nullptr : query_scales(warp() * 16), value_scales(0), raised));
 
       ptx::mbarrier_wait(stage.values_full(), position_.parity());
       ptx::fence_async_proxy();  // the same of values, and of what keep_hidden() made 0
@@ -146,13 +148,13 @@ class Consumer {
 
   // Keeps NaN and infinities in V from rows that do not see their keys; each warp looks through a part of the block.
   __device__ void keep_hidden(const Task& task, GroupTile<Config>& tile, int32_t first_row, int32_t first_key,
-                              float factor, const float* query_scales) {
+                              float factor, const float* query_scales, typename GroupTile<Config>::Raised& raised) {
     constexpr int kKeys = Config::kBlock / kConsumerWarps;
     const int stage = position_.place(), mine = warp() * kKeys;
     wait_full(shared_.of_values[stage], position_.parity());
     Hidden hidden(shared_.stages[stage].values, value_scales(0));
     if (!ptx::barrier_or(kAllConsumers, kConsumers, hidden.template found<kKeys>(mine, lane()))) return;
-    tile.raise_maxima(factor, query_scales);
+    tile.raise_maxima(factor, query_scales, raised);
     hidden.give(tile, p_, task, first_row, first_key, 0, Config::kBlock);
     synchronise();
     hidden.template clear<kKeys>(mine, lane());
@@ -162,13 +164,13 @@ class Consumer {
   // The same where a warp has keys of its own, which nobody else reads.
   template <class Tile>
   __device__ void keep_own_hidden(const Task& task, Tile& tile, int32_t first_key, float factor,
-                                  const float* query_scales) {
+                                  const float* query_scales, typename Tile::Raised& raised) {
     constexpr int kKeys = Config::kDecodeKeys;
     const int stage = position_.place(), mine = own_keys();
     wait_full(shared_.of_values[stage], position_.parity());
     Hidden hidden(shared_.stages[stage].values, value_scales(0));
     if (!hidden.template found<kKeys>(mine, lane())) return;
-    tile.raise_maxima(factor, query_scales);
+    tile.raise_maxima(factor, query_scales, raised);
     hidden.give(tile, p_, task, task.row_begin, first_key - mine, mine, kKeys);
     __syncwarp();
     hidden.template clear<kKeys>(mine, lane());
@@ -212,42 +214,43 @@ class Consumer {
     for (int32_t block = blocks.first; block < blocks.end; ++block, ++position_.count) {
       const int stage = position_.place();
       const int32_t first_key = block * Config::kBlock + own_keys();
-      const bool kept = Config::kStateInStage && block + kTeams >= blocks.end;  // for the warps' states
+      const bool holds_state = Config::kStateInStage && block + kTeams >= blocks.end;  // the stage, when all is done
       if (team_of(position_.count) != team()) {
-        if (!kept) pass_by(stage);
+        if (!holds_state) pass_by(stage);
         continue;
       }
 
       wait_full(shared_.of_keys[stage], position_.parity());
       tile.multiply_keys(queries.moved(0), keys.moved(stage * sizeof(StageTiles<Config>)));
-      if (!Config::kWidens && !kept) release(shared_.of_keys[stage], lane());
+      if (!Config::kWidens && !holds_state) release(shared_.of_keys[stage], lane());
       if (transforms)
         tile.transform(ScoreMod(p_.attention, task.kv_head), p_, task, task.row_begin, first_key,
                        key_scales(own_keys()), query_scales(0));
-      if (Config::kWidens && !kept) release(shared_.of_keys[stage], lane());
+      if (Config::kWidens && !holds_state) release(shared_.of_keys[stage], lane());
+      typename Tile::Raised raised;
       if (!blocks.every.holds_all(first_key, Config::kDecodeKeys)) {
         tile.hide(visible_keys(p_, task), p_, task, task.row_begin, first_key);
         if (blocks.rows_differ(first_key, Config::kDecodeKeys))
-          keep_own_hidden(task, tile, first_key, factor, transforms ? nullptr : query_scales(0));
+          keep_own_hidden(task, tile, first_key, factor, transforms ? nullptr : query_scales(0), raised);
       }
-      tile.softmax_step(factor, transforms ? nullptr : query_scales(0), value_scales(own_keys()));
+      tile.softmax_step(factor, transforms ? nullptr : query_scales(0), value_scales(own_keys()), raised);
 
       wait_full(shared_.of_values[stage], position_.parity());
       tile.multiply_values(values.moved(stage * sizeof(StageTiles<Config>)));
-      if (!kept) release(shared_.of_values[stage], lane());
+      if (!holds_state) release(shared_.of_values[stage], lane());
     }
     release(shared_.of_queries, lane());
     if constexpr (Config::kStateInStage) {
       // Without a block a team has no place for a state, and no state.
       const uint32_t end = position_.count, begin = end - (blocks.end - blocks.first);
-      const int kept = min(blocks.end - blocks.first, kTeams);
-      const int stage = kTeams == 1 ? (end + Config::kStages - 1) % Config::kStages : 0;
+      const int num_held = min(blocks.end - blocks.first, kTeams);                        // stages
+      const int stage = kTeams == 1 ? (end + Config::kStages - 1) % Config::kStages : 0;  // staged() finds the other's
       float* staged = reinterpret_cast<float*>(shared_.stages[stage].keys);
-      if (kept == kTeams || (kept > 0 && team_of(begin) == team())) stage_state(tile, staged);
+      if (num_held == kTeams || (num_held > 0 && team_of(begin) == team())) stage_state(tile, staged);
       synchronise();
-      join_warps(task, staged, team_of(begin) * Config::kTeamWarps, kept * Config::kTeamWarps);
+      join_warps(task, staged, team_of(begin) * Config::kTeamWarps, num_held * Config::kTeamWarps);
 #pragma unroll 1
-      for (uint32_t place = end - kept; place < end; ++place) {
+      for (uint32_t place = end - num_held; place < end; ++place) {
         release(shared_.of_keys[place % Config::kStages], lane());
         release(shared_.of_values[place % Config::kStages], lane());
       }
@@ -271,7 +274,8 @@ class Consumer {
     tile.stage(staged, shared_.staged_max, shared_.staged_sum, warp() * Config::kDecodeRows);
   }
 
-  // Of so many warps, from the team's on that had the first block: always in the order of keys.
+  // States of so many warps, from the first one of the team on that had the first block: in the same order whichever
+  // stage that was.
   __device__ void join_warps(const Task& task, const float* staged, int first_warp, int num_warps) {
     for_each_part<kConsumers>(p_, task, thread(), [&](int row, int column) {
       RowPart part;

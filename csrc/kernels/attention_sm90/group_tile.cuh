@@ -12,6 +12,7 @@ template <class Config>
 struct GroupTile : RowTile<Config, 16, Config::kBlock> {
   using Rows = RowTile<Config, 16, Config::kBlock>;
   using Rows::kV, Rows::lane, Rows::out, Rows::scores, Rows::shrink_all, Rows::softmax, Rows::weights;
+  using Raised = typename Rows::Raised;
   using QueryTile = typename Config::QueryTile;
   using KeyTile = typename Config::KeyTile;
   using ValueTile = typename Config::ValueTile;
@@ -62,9 +63,10 @@ struct GroupTile : RowTile<Config, 16, Config::kBlock> {
     float of_row[2];
     bool any;
   };
-  __device__ Shrink weigh(float factor, const float* query_scales, const float* value_scales) {
+  __device__ Shrink weigh(float factor, const float* query_scales, const float* value_scales,
+                          const Raised& raised = Raised()) {
     Shrink shrink;
-    Rows::weigh(factor, query_scales, value_scales, shrink.of_row);
+    Rows::weigh(factor, query_scales, value_scales, shrink.of_row, raised);
     // Asking for the sums as well keeps ptxas from putting off weights until they are rounded.
     const bool moved = shrink.of_row[0] != 1.0f || shrink.of_row[1] != 1.0f;
     shrink.any = __any_sync(0xffffffff, moved || !(softmax.sum[0] >= -softmax.sum[1]));
