@@ -188,7 +188,7 @@ PYBIND11_MODULE(_native, m) {
   load_torch();
   m.def("isas", [] {
     py::list names;
-    for (const char* name : {"avx512bf16", "avx512", "avx2", "portable"})
+    for (const char* name : {"avx512bf16", "avx512fma", "avx512", "avx2", "portable"})
       if (isa_table(name)) names.append(name);
     return names;
   });

@@ -16,6 +16,7 @@ constexpr int64_t kInvariantSplit = 2048;
 struct IsaTable {
   const char* name;
   bool (*supported)();  // by the machine
+  bool (*suits)();      // a machine that supports it, better than those after it
   // Bytes of per-thread scratch for items of a call with this spec.
   int64_t (*scratch_bytes)(const AttentionParams& params, const PlanSpec& spec);
   // One work item; item.num_splits > 1 leaves partial states in `partials`.
@@ -26,8 +27,8 @@ struct IsaTable {
   int64_t tile_rows;  // packed rows that the prefill kernel takes at once
 };
 
-// By name ("avx512bf16", "avx512", "avx2", "portable"), or the best that the machine supports if name is nullptr or
-// empty. nullptr if the name is unknown or the machine lacks it.
+// By name ("avx512bf16", "avx512fma", "avx512", "avx2", "portable"), or the best that the machine supports if name is
+// nullptr or empty. nullptr if the name is unknown or the machine lacks it.
 const IsaTable* isa_table(const char* name);
 
 // The spec that attention() plans with; a plan made ahead must have been made with an equal one.

@@ -16,7 +16,7 @@ namespace chunkattn {
 
 #if defined(__x86_64__)
 namespace avx512bf16 {
-extern const IsaTable kTable;
+extern const IsaTable kTable, kFloatTable;
 }
 namespace avx512 {
 extern const IsaTable kTable;
@@ -143,12 +143,12 @@ bool heads_inside_tokens(const PagedPool& pool, int64_t num_kv_heads) {
 const IsaTable* isa_table(const char* name) {
   const IsaTable* const all[] = {
 #if defined(__x86_64__)
-      &avx512bf16::kTable, &avx512::kTable, &avx2::kTable,
+      &avx512bf16::kTable, &avx512bf16::kFloatTable, &avx512::kTable, &avx2::kTable,
 #endif
       &portable::kTable};
   for (const IsaTable* table : all) {
     if (!table->supported()) continue;
-    if (!name || !*name || std::strcmp(name, table->name) == 0) return table;
+    if (name && *name ? std::strcmp(name, table->name) == 0 : table->suits()) return table;
   }
   return nullptr;
 }

@@ -10,7 +10,7 @@ static bool supported() {
 }
 
 extern const IsaTable kTable;
-const IsaTable kTable = {"avx2", supported, scratch_bytes, run_item, merge, kTileRows};
+const IsaTable kTable = {"avx2", supported, always, scratch_bytes, run_item, merge, kTileRows};
 
 }  // namespace avx2
 }  // namespace chunkattn

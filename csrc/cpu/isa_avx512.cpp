@@ -11,7 +11,7 @@ static bool supported() {
 }
 
 extern const IsaTable kTable;
-const IsaTable kTable = {"avx512", supported, scratch_bytes, run_item, merge, kTileRows};
+const IsaTable kTable = {"avx512", supported, always, scratch_bytes, run_item, merge, kTileRows};
 
 }  // namespace avx512
 }  // namespace chunkattn

@@ -8,7 +8,7 @@ namespace portable {
 static bool supported() { return true; }
 
 extern const IsaTable kTable;
-const IsaTable kTable = {"portable", supported, scratch_bytes, run_item, merge, kTileRows};
+const IsaTable kTable = {"portable", supported, always, scratch_bytes, run_item, merge, kTileRows};
 
 }  // namespace portable
 }  // namespace chunkattn

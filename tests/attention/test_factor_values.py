@@ -9,7 +9,7 @@ import torch
 
 import chunkattn
 from chunkattn.env import SETTINGS
-from chunkattn.testing import AttentionCase, build
+from chunkattn.testing import AttentionCase, assert_bitwise_equal, assert_state_close, build
 
 CASE = AttentionCase("factors", (3, 1, 40), (40, 17, 300), num_q_heads=4, num_kv_heads=2)
 KINDS = {
@@ -34,8 +34,13 @@ def test_only_the_rows_of_that_head_are_not_finite(arg, value, invariant, backen
     inputs, options, heads = with_entry(arg, value, invariant)
     good, good_lse = chunkattn.attention(*inputs.batch(), **{**inputs.options(), "return_lse": True}, backend=backend)
     out, lse = chunkattn.attention(*inputs.batch(), **options, backend=backend)
-    assert torch.equal(out[:, heads:], good[:, heads:])
-    assert torch.equal(lse[:, heads:], good_lse[:, heads:])
+    others = out[:, heads:], lse[:, heads:]
+    if invariant:
+        assert_bitwise_equal(others[0], good[:, heads:])
+        assert_bitwise_equal(others[1], good_lse[:, heads:], name="lse")
+    else:  # a decode that meets a NaN may be done again by another kernel
+        expected_out, expected_lse = inputs.expected()
+        assert_state_close(others, (expected_out[:, heads:], expected_lse[:, heads:]))
     if arg == "sinks" and value == -math.inf:  # as without a sink
         assert out.isfinite().all()
         without, _ = chunkattn.attention(*inputs.batch(), **{**options, "sinks": None}, backend=backend)

@@ -20,19 +20,59 @@ struct ComputeF32 {
   }
   CHUNKATTN_INLINE Vf dot(Vf a, Vf b, Vf sum) { return madd(a, b, sum); }
 
-  // Decode: columns [first, first + kCols * kLanes) of one row of V.
-  template <int kCols>
+  // Decode: rows of bf16 are read where they are, where a vector may be loaded in part.
+  static DType reads_as([[maybe_unused]] DType stored, int64_t) {
+#if defined(__AVX512F__)
+    if (stored == DType::kBF16) return stored;
+#endif
+    return kNative;
+  }
+  template <DType kDType>
+  static constexpr int kKeyVectors = kDType == kNative ? 1 : 2;  // that a load brings
+  template <DType kDType>
+  static constexpr int kColumnVectors = kKeyVectors<kDType>;  // that belong together
+  // A vector of units of a row of K; of bf16 the even and the odd ones of two.
+  template <DType kDType>
+  CHUNKATTN_INLINE void key_units(const char* row, int64_t first, int64_t units, Vf* vectors) {
+#if defined(__AVX512F__)
+    if constexpr (kDType != kNative) {
+      const Vf words = load_first(row + first * 2, (units - first) / 2);
+      vectors[0] = first_of_pairs(words), vectors[1] = second_of_pairs(words);
+      return;
+    }
+#endif
+    vectors[0] = load_first(row + first * 4, units - first);
+  }
+  // Columns [first, first + kCols * kLanes) of one row of V, in the same order.
+  template <DType kDType, int kCols>
   CHUNKATTN_INLINE void value_columns(const char* const* rows, int64_t first, int64_t units, Vf* columns) {
+    constexpr int kVectors = kKeyVectors<kDType>;
 #pragma GCC unroll 8
-    for (int c = 0; c < kCols; ++c)
-      columns[c] = load_first(rows[0] + (first + c * kLanes) * 4, units - first - c * kLanes);
+    for (int c = 0; c < kCols; c += kVectors) key_units<kDType>(rows[0], first + c * kLanes, units, columns + c);
+  }
+  // Puts a row of queries in the order of key_units(), and a row of results out of that of value_columns().
+  template <DType kDType>
+  CHUNKATTN_INLINE void to_key_order(uint32_t* row, int64_t n) {
+    if constexpr (kDType != kNative)
+      for (int64_t i = 0; i < n; i += 2 * kLanes) {
+        uint32_t pairs[2 * kLanes];
+        memcpy(pairs, row + i, sizeof pairs);
+        for (int64_t j = 0; j < kLanes; ++j) row[i + j] = pairs[2 * j], row[i + kLanes + j] = pairs[2 * j + 1];
+      }
+  }
+  template <DType kDType>
+  CHUNKATTN_INLINE void in_order(const float* source, float* target, int64_t n) {
+    if constexpr (kDType != kNative) {
+      for (int64_t i = 0; i < n; i += 2 * kLanes)
+        for (int64_t j = 0; j < kLanes; ++j)
+          target[i + 2 * j] = source[i + j], target[i + 2 * j + 1] = source[i + kLanes + j];
+    } else {
+      for (int64_t i = 0; i < n; i += kLanes) store(target + i, load(source + i));
+    }
   }
   CHUNKATTN_INLINE void store_weights(float* weights, int64_t i, Vf a, Vf b, float*) {
     store(weights + i, a);
     store(weights + i + kLanes, b);
-  }
-  CHUNKATTN_INLINE void in_order(const float* source, float* target, int64_t n) {
-    for (int64_t i = 0; i < n; i += kLanes) store(target + i, load(source + i));
   }
 
   // Prefill: one unit of results, rows in the lanes, from its columns `pitch` apart.
@@ -103,19 +143,50 @@ struct ComputeBF16 {
                                                 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleave, rows));
   }
-  CHUNKATTN_INLINE Vf even(Vf units) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(units), 16)); }
-  CHUNKATTN_INLINE Vf odd(Vf units) {
-    return _mm512_castsi512_ps(
-        _mm512_and_si512(_mm512_castps_si512(units), _mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));
-  }
+  CHUNKATTN_INLINE Vf even(Vf units) { return first_of_pairs(units); }
+  CHUNKATTN_INLINE Vf odd(Vf units) { return second_of_pairs(units); }
   CHUNKATTN_INLINE Vf dot(Vf a, Vf b, Vf sum) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }
 
-  // Decode: units of two rows of V. A vector of 32 columns becomes two of 16 pairs; each 128-bit lane of the first
-  // holds columns 0-3 of that lane's eight, of the second 4-7.
-  template <int kCols>
+  // Decode: rows of bytes are read where they are. They are widened as often as query rows come, four at a time; for
+  // more than these they are converted before.
+  static DType reads_as(DType stored, int64_t num_rows) {
+    constexpr int64_t kMostRows = 8;
+    return bytes_of(stored) == 1 && num_rows <= kMostRows ? stored : kNative;
+  }
+  template <DType kDType>
+  static constexpr int kKeyVectors = kDType == kNative ? 1 : 2;  // that a load brings
+  template <DType kDType>
+  static constexpr int kColumnVectors = 2 * kKeyVectors<kDType>;  // that belong together
+  // A vector of units of a row of K, two of a row of bytes.
+  template <DType kDType>
+  CHUNKATTN_INLINE void key_units(const char* row, int64_t first, int64_t units, Vf* vectors) {
+    if constexpr (kDType == kNative) {
+      vectors[0] = load_first(row + first * 4, units - first);
+    } else {
+      __m512i low, high;
+      load64<kDType>(row + first * 2, first_bits(2 * (units - first)), &low, &high);
+      vectors[0] = _mm512_castsi512_ps(low), vectors[1] = _mm512_castsi512_ps(high);
+    }
+  }
+  // Units of two rows of V. A vector of 32 columns becomes two of 16 pairs; each 128-bit lane of the first
+  // holds columns 0-3 of that lane's eight, of the second 4-7. Of bytes 64 columns become four, whose lanes have
+  // columns 0-3, 4-7, 8-11 and 12-15 of sixteen.
+  template <DType kDType, int kCols>
   CHUNKATTN_INLINE void value_columns(const char* const* rows, int64_t first, int64_t units, Vf* columns) {
+    if constexpr (kDType != kNative) {
+      static_assert(kCols == 4);
+      const uint64_t live = first_bits(2 * (units - first));
+      const __m512i even = _mm512_maskz_loadu_epi8(live, rows[0] + first * 2);
+      const __m512i odd = _mm512_maskz_loadu_epi8(live, rows[1] + first * 2);
+      __m512i pairs[4];
+      widen<kDType>(_mm512_unpacklo_epi8(even, odd), pairs, pairs + 1);
+      widen<kDType>(_mm512_unpackhi_epi8(even, odd), pairs + 2, pairs + 3);
+#pragma GCC unroll 4
+      for (int c = 0; c < 4; ++c) columns[c] = _mm512_castsi512_ps(pairs[c]);
+      return;
+    }
 #pragma GCC unroll 4
     for (int c = 0; c < kCols / 2; ++c) {
       const int64_t unit = first + c * kLanes;
@@ -134,12 +205,15 @@ struct ComputeBF16 {
         _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(high, 1)), 16));
     _mm512_storeu_si512(low + i / 2, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(sub(b, high_b), sub(a, high_a))));
   }
+  template <DType kDType>
+  CHUNKATTN_INLINE void to_key_order(uint32_t*, int64_t) {}
+  template <DType kDType>
   CHUNKATTN_INLINE void in_order(const float* source, float* target, int64_t n) {
-    for (int64_t i = 0; i < n; i += 32)
-      for (int64_t j = 0; j < 4; ++j) {
-        memcpy(target + i + 8 * j, source + i + 4 * j, 16);
-        memcpy(target + i + 8 * j + 4, source + i + 16 + 4 * j, 16);
-      }
+    constexpr int64_t kVectors = kColumnVectors<kDType>;
+    for (int64_t i = 0; i < n; i += kVectors * kLanes)
+      for (int64_t j = 0; j < 4; ++j)
+        for (int64_t c = 0; c < kVectors; ++c)
+          memcpy(target + i + 4 * (kVectors * j + c), source + i + kLanes * c + 4 * j, 16);
   }
 
   CHUNKATTN_INLINE Vf result_unit(const float* columns, int64_t pitch, Vf factor) {
@@ -156,24 +230,29 @@ struct ComputeBF16 {
       *low = _mm512_maskz_loadu_epi16(static_cast<__mmask32>(live), p);
       *high = _mm512_maskz_loadu_epi16(static_cast<__mmask32>(live >> 32), static_cast<const uint16_t*>(p) + 32);
     } else {
-      // Both bytes of a bf16 come from tables by the 7 bits of magnitude, and the sign is put back. Eighths of the
-      // vector are dealt out first, so that the unpacked halves come out in order.
-      static constexpr ByteTable kTable(kDType);
+      // Eighths of the vector are dealt out, so that the halves come out in order.
       const __m512i deal = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
-      const __m512i x = _mm512_permutexvar_epi64(deal, _mm512_maskz_loadu_epi8(live, p));
-      const __m512i magnitude = kDType == DType::kI8 ? _mm512_abs_epi8(x) : x;
-      __m512i top =
-          _mm512_permutex2var_epi8(_mm512_load_si512(kTable.high), magnitude, _mm512_load_si512(kTable.high + 64));
-      const __m512i bottom =
-          _mm512_permutex2var_epi8(_mm512_load_si512(kTable.low), magnitude, _mm512_load_si512(kTable.low + 64));
-      if (kDType == DType::kI8)  // 128 has an eighth bit of magnitude
-        top = _mm512_mask_mov_epi8(top, _mm512_movepi8_mask(magnitude), _mm512_set1_epi8(kHighOf128));
-      const __m512i with_sign =
-          _mm512_ternarylogic_epi32(_mm512_set1_epi8(INT8_MIN), x, top, 0xea);  // (sign & x) | top
-      *low = _mm512_unpacklo_epi8(bottom, with_sign);
-      *high = _mm512_unpackhi_epi8(bottom, with_sign);
+      widen<kDType>(_mm512_permutexvar_epi64(deal, _mm512_maskz_loadu_epi8(live, p)), low, high);
     }
   }
+  // 64 bytes as bf16, exact: of every sixteen eight in `low` and eight in `high`. Both bytes of a bf16 come from tables
+  // by the 7 bits of magnitude, and the sign is put back.
+  template <DType kDType>
+  CHUNKATTN_INLINE void widen(__m512i x, __m512i* low, __m512i* high) {
+    static constexpr ByteTable kTable(kDType);
+    const __m512i magnitude = kDType == DType::kI8 ? _mm512_abs_epi8(x) : x;
+    __m512i top =
+        _mm512_permutex2var_epi8(_mm512_load_si512(kTable.high), magnitude, _mm512_load_si512(kTable.high + 64));
+    const __m512i bottom =
+        _mm512_permutex2var_epi8(_mm512_load_si512(kTable.low), magnitude, _mm512_load_si512(kTable.low + 64));
+    if (kDType == DType::kI8)  // 128 has an eighth bit of magnitude
+      top = _mm512_mask_mov_epi8(top, _mm512_movepi8_mask(magnitude), _mm512_set1_epi8(kHighOf128));
+    const __m512i with_sign = _mm512_ternarylogic_epi32(_mm512_set1_epi8(INT8_MIN), x, top, 0xea);  // (sign & x) | top
+    *low = _mm512_unpacklo_epi8(bottom, with_sign);
+    *high = _mm512_unpackhi_epi8(bottom, with_sign);
+  }
+  // Ones for the first n of 64.
+  CHUNKATTN_INLINE uint64_t first_bits(int64_t n) { return n >= 64 ? ~0ull : (1ull << n) - 1; }
 };
 
 #endif

@@ -33,8 +33,8 @@ class DecodeItem {
       : p_(p),
         units_(p.head_dim / Compute::kPerUnit),
         value_units_(p.head_dim_v / Compute::kPerUnit),
-        q_pitch_(round_up_to(units_, kLanes)),
-        out_pitch_(round_up_to(p.head_dim_v, kLanes * Compute::kPerUnit)) {
+        q_pitch_(round_up_to(units_, 2 * kLanes)),
+        out_pitch_(round_up_to(p.head_dim_v, kLanes * kDecodeCols)) {
     q_ = scratch.take<uint32_t>(max_heads * max_rows * q_pitch_);
     out_ = scratch.take<float>(max_heads * max_rows * out_pitch_);
     max_ = scratch.take<float>(max_heads * max_rows);
@@ -60,6 +60,8 @@ class DecodeItem {
   bool run(const WorkItem& item, float* partials) {
     const Request request(p_, item.request);
     const int64_t num_rows = item.row_end - item.row_begin, heads = item.kv_head_end - item.kv_head_begin;
+    read_as_ = Compute::reads_as(p_.k.dtype, num_rows);
+    products_ = decode_products<Compute>(read_as_, low_ != nullptr);
     const int64_t first_position = request.first_new_key() + item.row_begin / request.group;
     const int64_t last_position = request.first_new_key() + (item.row_end - 1) / request.group;
     const int64_t begin = visible_keys(p_, request, item, first_position).begin;
@@ -82,7 +84,7 @@ class DecodeItem {
     for (int64_t h = 0; h < heads; ++h)
       for (int64_t r = 0; r < num_rows; ++r) {
         const int64_t state = h * num_rows + r;
-        Compute::in_order(out_ + state * out_pitch_, row_, out_pitch_);
+        products_.in_order(out_ + state * out_pitch_, row_, out_pitch_);
         const int64_t kv_head = item.kv_head_begin + h, row = item.row_begin + r;
         leave_row(p_, request, item, kv_head, row, RowIndex(request, kv_head, row), max_[state], sum_[state], row_,
                   partials);
@@ -102,6 +104,7 @@ class DecodeItem {
         const int64_t offset = (token * p_.q_stride_token + q_head * p_.q_stride_head) * bytes_of(p_.dtype);
         convert(static_cast<const char*>(p_.q), &offset, 1, target, p_.head_dim);
         for (int64_t u = units_; u < q_pitch_; ++u) target[u] = 0;
+        products_.to_key_order(target, q_pitch_);
         max_[state] = -kInfinity;
         sum_[state] = 0.0f;
       }
@@ -141,7 +144,7 @@ class DecodeItem {
   void point(const PagedPool& pool, const int64_t* offsets, int64_t count, int64_t kv_head, int64_t dim, bool keys) {
     const int64_t bytes = bytes_of(pool.dtype), units = dim / Compute::kPerUnit;
     const char* base = static_cast<const char*>(pool.data) + kv_head * pool.stride_head * bytes;
-    if (pool.dtype == Compute::kNative) {
+    if (pool.dtype == read_as_) {
       for (int64_t i = 0; i < count; ++i) pointers_[i] = base + offsets[i];
     } else {
       const RowConverter convert = row_converter<Compute>(pool.dtype);
@@ -157,20 +160,15 @@ class DecodeItem {
     const ScoreRule rule(p_, kv_head);
     point(p_.k, block.keys, block.count, kv_head, p_.head_dim, true);
     const uint32_t* q = q_ + h * num_rows * q_pitch_;
-    decode_scores_of<Compute>(num_rows, q, q_pitch_, units_, pointers_, block.count, scores_);
+    products_.scores(num_rows, q, q_pitch_, units_, pointers_, block.count, scores_);
     if (scales_keys()) load_scales(p_.k.scale, block.key_scales, block.count, kv_head, key_scale_);
     if (scales_values()) load_scales(p_.v.scale, block.value_scales, block.count, kv_head, value_scale_);
     float rescale[kMaxDecodeRows];
     for (int64_t r = 0; r < num_rows; ++r)
       rescale[r] = weigh_row(request, item, rule, block, kv_head, h * num_rows + r, r);
     point(p_.v, block.values, block.count, kv_head, p_.head_dim_v, false);
-    decode_values_of<Compute>(num_rows, scores_, pointers_, block.count, value_units_, rescale,
-                              out_ + h * num_rows * out_pitch_, out_pitch_);
-    if (low_) {
-      for (int64_t r = 0; r < num_rows; ++r) rescale[r] = 1.0f;
-      decode_values_of<Compute>(num_rows, low_, pointers_, block.count, value_units_, rescale,
-                                out_ + h * num_rows * out_pitch_, out_pitch_);
-    }
+    products_.values(num_rows, {scores_, low_}, pointers_, block.count, value_units_, rescale,
+                     out_ + h * num_rows * out_pitch_, out_pitch_);
   }
 
   void load_scales(const KvScale& scale, const int64_t* offsets, int64_t count, int64_t kv_head, float* target) {
@@ -238,6 +236,8 @@ class DecodeItem {
   }
 
   const AttentionParams& p_;
+  DType read_as_ = Compute::kNative;
+  DecodeProducts products_{};
   const int64_t units_, value_units_, q_pitch_, out_pitch_;
   uint32_t *q_, *converted_, *zeros_;
   float *out_, *max_, *sum_, *scores_, *low_, *row_, *key_scale_, *value_scale_;

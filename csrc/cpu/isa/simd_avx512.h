@@ -70,6 +70,15 @@ CHUNKATTN_INLINE Vf load_first(const void* p, int64_t n) {
   return _mm512_maskz_loadu_ps(static_cast<Mask>((1u << n) - 1), p);
 }
 
+// Of words that are pairs of bf16, all first and all second ones as floats.
+CHUNKATTN_INLINE Vf first_of_pairs(Vf words) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(words), 16));
+}
+CHUNKATTN_INLINE Vf second_of_pairs(Vf words) {
+  return _mm512_castsi512_ps(
+      _mm512_and_si512(_mm512_castps_si512(words), _mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));
+}
+
 // Lane i of the result is the sum over the lanes of a[i].
 CHUNKATTN_INLINE Vf sum_each(const Vf* a) {
   Vf pairs[8], quads[4];
