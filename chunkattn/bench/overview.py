@@ -140,7 +140,8 @@ def _reading() -> Iterator[str]:
         "that a correct kernel in that dtype may use; <em>MiB</em> is what one call takes beyond what it is "
         "given and what the provider keeps; <em>quiet</em> is windows without neighbours, of all.</p>"
         "<p>The <em>floor</em> is the larger of: exact "
-        "floating-point operations of the visible pairs at the rate of a plain matmul in that dtype, and bytes that "
-        "must be read or written once at the rate of a plain read of the same pages. Both rates are measured in "
+        "floating-point operations of the visible pairs at the rate of a plain matmul in that dtype (on a CPU in fp32 "
+        "if that is faster), and bytes that must be read or written once at the rate of a plain read of the same "
+        "pages. Both rates are measured in "
         "the same rounds. No kernel can be much under it; what is left above it is what can still be gained.</p>"
     )

@@ -91,7 +91,7 @@ def floor(work: Work, *, flops_per_s: float, bytes_per_s: float) -> Floor:
 
     Args:
         work: of the case.
-        flops_per_s: matmul rate in the case's dtype.
+        flops_per_s: matmul rate in the case's dtype, or in fp32 where that is faster.
         bytes_per_s: read rate.
     """
     return Floor(work.flops / flops_per_s, work.bytes / bytes_per_s)

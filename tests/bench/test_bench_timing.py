@@ -79,6 +79,24 @@ def test_rates_count_what_they_do() -> None:
     assert copy.amount == 2 * (128 << 20)
 
 
+@pytest.mark.parametrize("slow", [torch.bfloat16, torch.float32])
+def test_the_rate_of_products_is_of_the_faster_dtype(slow, monkeypatch):
+    """What is stored in 16 bits may be multiplied as floats, which some processors are faster at."""
+    mm, seen = torch.mm, []
+
+    def uneven(a, b):
+        time.sleep(0.02 if a.dtype == slow else 0.0)
+        seen.append(a.dtype)
+        return mm(a, b)
+
+    monkeypatch.setattr(torch, "mm", uneven)
+    limit = limits.matmul(torch.bfloat16, torch.device("cpu"), size=16)
+    seen.clear()
+    for call in limit.calls:
+        call()
+    assert seen == [torch.float32 if slow == torch.bfloat16 else torch.bfloat16]
+
+
 def test_peak_memory_of_a_call_is_what_it_allocates() -> None:
     device = torch.device("cpu")
     size = 64 << 20
