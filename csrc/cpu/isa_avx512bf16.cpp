@@ -1,5 +1,5 @@
 // Kernels for x86-64-v4 plus AVX512-BF16 and VBMI (fp8 by table). Two sets of them: Zen 4 multiplies pairs of bf16 at
-// twice the rate of floats, Sapphire Rapids at less than half of it.
+// twice the rate of floats, Emerald Rapids at less than half of it.
 #pragma GCC target("avx512bf16,avx512vbmi")
 #define CHUNKATTN_ISA avx512bf16
 #include "isa/table.h"
