@@ -128,8 +128,14 @@ def plan_spec(a: PlanArgs) -> AttentionSpec:
     )
 
 
-def attention_spec(a: AttentionArgs, kv_scale: str) -> AttentionSpec:
-    """The facts of an attention call whose scales are of this granularity."""
+def granularity(*scales: Tensor | None) -> str:
+    """Of valid scales the finest: "none", "tensor", "head" or "token"."""
+    dims = [scale.dim() for scale in scales if scale is not None]
+    return {0: "tensor", 1: "head", 3: "token"}[max(dims)] if dims else "none"
+
+
+def attention_spec(a: AttentionArgs, kv_scale: str | None = None) -> AttentionSpec:
+    """The facts of an attention call. kv_scale: of its scales, where they are known already."""
     return AttentionSpec(
         a.q.device.type,
         a.q.dtype,
@@ -145,6 +151,6 @@ def attention_spec(a: AttentionArgs, kv_scale: str) -> AttentionSpec:
         a.alibi_slopes is not None,
         a.sinks is not None,
         a.tree_mask is not None,
-        kv_scale,
+        granularity(a.k_scale, a.v_scale) if kv_scale is None else kv_scale,
         a.invariant,
     )

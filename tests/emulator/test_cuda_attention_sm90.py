@@ -158,6 +158,15 @@ def test_widened_caches_in_every_batch(batch: str) -> None:
     check(FP8_MIXED.but(name=batch, q_lens=BATCHES[batch][0], kv_lens=BATCHES[batch][1]))
 
 
+def test_scales_of_tokens_beside_fp16_need_the_older_kernel() -> None:
+    """Weights that carry them are multiplied in two parts there."""
+    inputs = build(FP16_FP8.but(name="tokens", scale_mode="token_head", q_lens=(20, 1), kv_lens=(40, 140)))
+    with emulated(90) as session:
+        state = ATTEND(inputs)
+    assert all("sm80" in kernel for kernel in kernels(session))
+    assert_state_close(state, inputs.expected())
+
+
 @pytest.mark.parametrize("factor", [2.0**100, pytest.param(2.0**-100, marks=pytest.mark.full)])
 def test_queries_of_any_magnitude(factor: float) -> None:
     """bf16 queries that fp16 could not hold, beside others that it can: powers of two change no bit."""

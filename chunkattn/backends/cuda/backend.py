@@ -223,7 +223,7 @@ def attention(a: AttentionArgs) -> None:
         return
     device = a.q.device
     properties = _gpu(device)
-    spec = attention_spec(a, "none" if a.k_scale is None and a.v_scale is None else "some")
+    spec = attention_spec(a)
     chosen = _of_problem(spec, (a.window_left, a.window_right), a.num_splits, properties)
     num_requests = a.seq_lens.shape[0]
     longest = a.block_table.shape[1] * a.k_cache.shape[1]

@@ -33,7 +33,7 @@ def compiled(a: AttentionArgs, device: Gpu) -> Figures:
     Raises:
         RuntimeError: no kernel serves the call, or nvcc or ptxas refuses.
     """
-    spec = attention_spec(a, "none" if a.k_scale is None and a.v_scale is None else "some")
+    spec = attention_spec(a)
     variants, reason = settings.candidates(spec, device, settings.in_force(spec, device))
     if reason:
         raise RuntimeError(reason)

@@ -10,7 +10,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from chunkattn.args import AttentionArgs, plan_args
+from chunkattn.args import AttentionArgs, granularity, plan_args
 from chunkattn.backends.device import Gpu
 from chunkattn.backends.triton import arguments as group
 from chunkattn.backends.triton.attention import attention_kernel
@@ -27,7 +27,6 @@ from chunkattn.backends.triton.merge_splits import merge_kernel
 from chunkattn.planning.work import WorkSpec
 
 _STORAGE = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
-_GRANULARITY = {0: "tensor", 1: "head", 3: "token"}
 _MERGE_WARPS = 16  # one-warp programs of the merge on a multiprocessor
 _TENSOR_MEMORY = (100, 103)  # architectures whose accumulators lie in a memory that no called function can have
 _WIDEST = 1 << 30  # windows are cut to it, so that positions plus a window stay in 32 bits
@@ -58,7 +57,7 @@ def launches(
     """
     group_size, page_size = a.q.shape[1] // a.k_cache.shape[2], a.k_cache.shape[1]
     config = choose(a.q.shape[2], a.v_cache.shape[3], a.q.dtype, a.invariant, device, group_size, page_size)
-    config = for_scales(config, "token" in (_granularity(a.k_scale), _granularity(a.v_scale)), device)
+    config = for_scales(config, granularity(a.k_scale, a.v_scale) == "token", device)
     work = work_spec(plan_args(a, words), device)
     spec = _spec(a, config, work, device)
     scalars = group.Numbers(
@@ -100,10 +99,6 @@ def _spec_words(work: WorkSpec, device: torch.device) -> Tensor:
     return torch.tensor([int(value) for value in astuple(work)], dtype=torch.int64, device=device)
 
 
-def _granularity(scale: Tensor | None) -> str:
-    return "none" if scale is None else _GRANULARITY[scale.dim()]
-
-
 def _spec(a: AttentionArgs, config: KernelConfig, work: WorkSpec, device: Gpu) -> group.Spec:
     return _constants(
         work.group,
@@ -115,8 +110,8 @@ def _spec(a: AttentionArgs, config: KernelConfig, work: WorkSpec, device: Gpu) -
         a.k_cache.shape[1],
         _STORAGE.get(a.k_cache.dtype, "same"),
         a.k_cache.dtype in _STORAGE and widens_in_registers(device),
-        _granularity(a.k_scale),
-        _granularity(a.v_scale),
+        granularity(a.k_scale),
+        granularity(a.v_scale),
         needs_fine_weights(a.v_cache.shape[3], a.q.dtype),
         device.arch == 90,
         a.causal,
