@@ -7,8 +7,8 @@ CHUNKATTN_DEBUG      0, 1                        check lengths, page tables and 
                                                  on the CPU they are always checked
 CHUNKATTN_BACKEND    a backend's name            use this backend where a call names none
 CHUNKATTN_ISA        avx512bf16, avx512fma,      kernels of the cpu backend, instead of the best ones that
-                     avx512, avx2, portable      this processor has; avx512fma is avx512bf16 where products
-                                                 of floats are faster than those of bf16 (Intel)
+                     avx512, avx2, portable      this processor has; avx512fma: the instructions of
+                                                 avx512bf16, but products of floats (chosen on Intel)
 CHUNKATTN_CACHE      a folder                    where GPU kernels built on this machine are kept
                                                  (default: chunkattn in the user's cache folder)
 CHUNKATTN_TUNING     a file, off                 the table of measured settings; none with "off", not the shipped

@@ -42,7 +42,7 @@ def explain(spec: AttentionSpec) -> str:
         >>> import torch, chunkattn
         >>> spec = chunkattn.AttentionSpec("cpu", torch.bfloat16, torch.bfloat16, 32, 8, 128, 128, 16)
         >>> print(chunkattn.explain(spec))  # doctest: +SKIP
-        cpu        taken      avx512bf16, 2 threads, 384-row tiles
+        cpu        taken      avx512bf16, 2 threads
         reference  capable    eager PyTorch
     """
     reasons = validate.refusals(spec)

@@ -16,7 +16,7 @@ constexpr int64_t kInvariantSplit = 2048;
 struct IsaTable {
   const char* name;
   bool (*supported)();  // by the machine
-  bool (*suits)();      // a machine that supports it, better than those after it
+  bool (*suits)();      // whether a machine that supports it should take it before those after it
   // Bytes of per-thread scratch for items of a call with this spec.
   int64_t (*scratch_bytes)(const AttentionParams& params, const PlanSpec& spec);
   // One work item; item.num_splits > 1 leaves partial states in `partials`.

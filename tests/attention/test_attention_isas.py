@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -61,6 +62,22 @@ def test_laws(dtype, kv_dtype, attend):
     laws.check_dead_memory(attend, case)
     laws.check_page_order(attend, case)
     laws.check_outputs_overwritten(attend, build(case))
+
+
+@pytest.mark.parametrize("kv_dtype", [None, torch.float8_e5m2])
+@pytest.mark.parametrize(("head_dim_v", "scale_mode"), [(32, "none"), (128, "tensor"), (128, "token_head")])
+def test_infinities_that_a_decode_sees_stay_infinite(head_dim_v, scale_mode, kv_dtype, attend):
+    """Also where weights are multiplied in two parts, one of which may be 0 or negative."""
+    case = AttentionCase(
+        "decodes", (1, 1), (21, 300), num_q_heads=8, num_kv_heads=1, head_dim=64, head_dim_v=head_dim_v,
+        kv_dtype=kv_dtype, scale_mode="none" if kv_dtype is None else scale_mode,
+    )  # fmt: skip
+    inputs = build(case)
+    for request, value in enumerate((math.inf, -math.inf)):
+        inputs.v_cache[inputs.block_table[request, 0], 3, :, 1] = value
+    expected = inputs.expected()
+    assert torch.isinf(expected[0]).sum() == 2 * 8
+    assert_state_close(attend(inputs), expected, context=f"{case}: ")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -149,8 +149,8 @@ struct ComputeBF16 {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }
 
-  // Decode: rows of bytes are read where they are. They are widened as often as query rows come, four at a time; for
-  // more than these they are converted before.
+  // Decode: rows of bytes are read where they are, and widened once for every four query rows; for more than kMostRows
+  // they are converted before.
   static DType reads_as(DType stored, int64_t num_rows) {
     constexpr int64_t kMostRows = 8;
     return bytes_of(stored) == 1 && num_rows <= kMostRows ? stored : kNative;

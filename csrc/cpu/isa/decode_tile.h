@@ -55,8 +55,9 @@ class DecodeItem {
     pointers_ = scratch.take<const char*>(kDecodePitch);
   }
 
-  // Returns false, with nothing written, if NaN or infinity behind a key that some row must not see may have spoilt
-  // that row: the item then has to be done by the prefill kernel, which can set such values apart.
+  // Returns false, with nothing written, if NaN or infinity in V may have spoilt rows: those that must not see its key,
+  // or whose weight for it comes in two parts or is 0. The item then has to be done by the prefill kernel, which can
+  // set such values apart.
   bool run(const WorkItem& item, float* partials) {
     const Request request(p_, item.request);
     const int64_t num_rows = item.row_end - item.row_begin, heads = item.kv_head_end - item.kv_head_begin;
@@ -79,8 +80,7 @@ class DecodeItem {
       touch(block, item, key_address.bytes, value_address.bytes);
       for (int64_t h = 0; h < heads; ++h) meet(request, item, block, h, num_rows);
     }
-    const bool rows_differ = num_rows > request.group || p_.tree_mask != nullptr;
-    if (rows_differ && !all_finite(heads * num_rows)) return false;
+    if (!all_finite(heads * num_rows)) return false;
     for (int64_t h = 0; h < heads; ++h)
       for (int64_t r = 0; r < num_rows; ++r) {
         const int64_t state = h * num_rows + r;
