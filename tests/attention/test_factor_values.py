@@ -9,7 +9,7 @@ import torch
 
 import chunkattn
 from chunkattn.env import SETTINGS
-from chunkattn.testing import AttentionCase, assert_bitwise_equal, assert_state_close, build
+from chunkattn.testing import AttentionCase, assert_state_close, build
 
 CASE = AttentionCase("factors", (3, 1, 40), (40, 17, 300), num_q_heads=4, num_kv_heads=2)
 KINDS = {
@@ -34,13 +34,12 @@ def test_only_the_rows_of_that_head_are_not_finite(arg, value, invariant, backen
     inputs, options, heads = with_entry(arg, value, invariant)
     good, good_lse = chunkattn.attention(*inputs.batch(), **{**inputs.options(), "return_lse": True}, backend=backend)
     out, lse = chunkattn.attention(*inputs.batch(), **options, backend=backend)
-    others = out[:, heads:], lse[:, heads:]
-    if invariant:
-        assert_bitwise_equal(others[0], good[:, heads:])
-        assert_bitwise_equal(others[1], good_lse[:, heads:], name="lse")
-    else:  # a decode that meets a NaN may be done again by another kernel
-        expected_out, expected_lse = inputs.expected()
-        assert_state_close(others, (expected_out[:, heads:], expected_lse[:, heads:]))
+    # Where sums of values are not finite, decodes are done again by the prefill kernel, which rounds in another order.
+    decodes = sum(CASE.q_lens[:2]) if arg == "alibi_slopes" and not invariant else 0
+    assert torch.equal(out[decodes:, heads:], good[decodes:, heads:])
+    assert torch.equal(lse[decodes:, heads:], good_lse[decodes:, heads:])
+    expected_out, expected_lse = inputs.expected()
+    assert_state_close((out[:, heads:], lse[:, heads:]), (expected_out[:, heads:], expected_lse[:, heads:]))
     if arg == "sinks" and value == -math.inf:  # as without a sink
         assert out.isfinite().all()
         without, _ = chunkattn.attention(*inputs.batch(), **{**options, "sinks": None}, backend=backend)
